@@ -1,0 +1,210 @@
+"""The public face: TASO's interface, and what this project adds to it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from taso.backends.base import Backend, Executable
+from taso.backends.costs import CostDatabase
+from taso.backends.select import get_backend
+from taso.graph import onnx_export, onnx_import
+from taso.graph.builder import GraphBuilder
+from taso.graph.errors import BackendError, GraphError, ModelError
+from taso.graph.graph import Value
+from taso.rules import collection
+from taso.rules.collection import RuleSource
+from taso.rules.pattern import Exactness, Rule
+from taso.search import optimize as search
+from taso.search.backtracking import Limits
+from taso.search.optimize import Settings, measuring_sizes, prepare, usable
+from taso.search.result import Report
+from taso.search.verify import random_feeds
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[np.generic]
+Tensor = Value
+Source = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
+GraphLike = Union["Graph", Source]
+
+
+class Graph(GraphBuilder):
+    """A tensor graph: built by TASO's methods, or loaded from ONNX; `optimize` gives a faster equal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._report: Report | None = None
+
+    @property
+    def report(self) -> Report:
+        """What `optimize` did to reach this graph; raises `GraphError` for a graph that it did not make."""
+        if self._report is None:
+            raise GraphError("this graph has no report: it did not come from taso.optimize")
+        return self._report
+
+    def optimize(self, alpha: float = 1.0, budget: int = 1000, print_subst: bool = False) -> Graph:
+        """`taso.optimize` of this graph, which stays as it is."""
+        return optimize(self, alpha, budget, print_subst)
+
+    def cost(self, backend: str | Backend = "auto", threads: int | None = None) -> float:
+        """Milliseconds for one inference as the sum of measured kernel costs (by a formula where nothing measures)."""
+        settings = _settings(self, backend=backend, threads=threads)
+        return prepare(self, settings).state.cost * 1e3
+
+    def run_time(self, backend: str | Backend = "auto", threads: int | None = None, seconds: float = 1.0) -> float:
+        """Milliseconds for one inference, measured: the median over repeated runs for about `seconds`.
+
+        Raises `BackendError` where the graph cannot be run.
+        """
+        program = compile(self, backend, threads)
+        feeds = random_feeds(self, measuring_sizes(self, {}), 0)
+        program(feeds)
+        times: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while len(times) < 5 or time.perf_counter() < deadline:
+            started = time.perf_counter()
+            program(feeds)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times) * 1e3
+
+
+def new_graph(print_measurements: bool = False) -> Graph:
+    """An empty graph; with `print_measurements` every cost that is measured for it is printed."""
+    graph = Graph()
+    if print_measurements:
+        graph.print_measurements()
+    return graph
+
+
+def load(path_or_model: Source) -> Graph:
+    """A graph from an ONNX file, the bytes of one, or an `onnx.ModelProto`.
+
+    Raises `ModelError` (`InputNotFoundError` where a node reads what nothing makes) naming what is wrong.
+    """
+    return onnx_import.load(path_or_model, graph_class=Graph)
+
+
+def load_onnx(filename: str | os.PathLike[str]) -> Graph:
+    """A graph from an ONNX file (TASO's name for `load`)."""
+    return load(filename)
+
+
+def export_onnx(graph: Graph) -> onnx.ModelProto:
+    """The graph as ONNX, in the opset that it came in. Raises `ModelError` where ONNX cannot say it."""
+    return onnx_export.export(_graph(graph))
+
+
+def save(graph: Graph, path: str | os.PathLike[str]) -> None:
+    """Writes the graph as an ONNX file, which appears whole or not at all (weights beside it above 2 GB)."""
+    onnx_export.save(_graph(graph), path)
+
+
+def compile(graph: GraphLike, backend: str | Backend = "auto", threads: int | None = None) -> Executable:
+    """A program that runs the graph: `program({"input": array})` gives `{"output": array}`.
+
+    Raises `BackendError` where the backend cannot run it; calling it with other names, element types or shapes than the
+    graph's inputs raises `InputError`.
+    """
+    return get_backend(backend, threads).compile(_graph(graph), threads)
+
+
+def optimize(
+    graph: GraphLike,
+    alpha: float = 1.0,
+    budget: int = 1000,
+    print_subst: bool = False,
+    *,
+    backend: str | Backend = "auto",
+    threads: int | None = None,
+    rules: RuleSource | None = None,
+    time_limit: float | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    exactness: Sequence[str] = ("exact", "reassociates"),
+    verify: bool = True,
+    never_slower: bool = True,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Graph:
+    """The fastest graph found that computes what `graph` computes; `best.report` says how it came about.
+
+    `alpha` and `budget` are TASO's: a candidate is kept while its cost is below `alpha` times the best, and `budget`
+    bounds the graphs taken off the queue. `rules` are a file, a `Rule` or a list of such instead of the packaged
+    library. `time_limit` is in seconds. `input_shapes` gives the shapes to measure at where they are symbolic.
+    `verify` compares outputs with the original's on random inputs; `never_slower` ends with a measurement of both whole
+    graphs and gives the original back unless the best is faster. `graph` itself is never changed.
+
+    Raises `SearchError` for settings that make no sense, `ModelError` for a model that cannot be read.
+    """
+    given = _graph(graph)
+    limits = Limits(alpha, budget, time_limit)
+    settings = _settings(given, backend=backend, threads=threads, rules=rules, exactness=exactness)
+    settings.limits, settings.verify, settings.never_slower = limits, verify, never_slower
+    settings.seed, settings.progress = seed, progress
+    settings.sizes = {k: v for k, v in measuring_sizes(given, input_shapes or {}).items() if isinstance(v, int)}
+    best, report = search.optimize(given, settings)
+    if best is given:
+        best = copy.copy(given)
+    if not isinstance(best, Graph):
+        raise GraphError("the search gave back a graph of another kind")
+    best._report = report
+    if print_subst:
+        for rewrite in report.rewrites:
+            print(rewrite.rule)
+    return best
+
+
+def _settings(
+    graph: Graph, *, backend: str | Backend, threads: int | None, rules: RuleSource | None = None,
+    exactness: Sequence[str] = ("exact", "reassociates"),
+) -> Settings:  # fmt: skip
+    return Settings(
+        get_backend(backend, threads), _usable(rules, exactness), _database(), threads=threads,
+        sizes={k: v for k, v in measuring_sizes(graph, {}).items() if isinstance(v, int)},
+        print_measurements=graph.prints_measurements,
+    )  # fmt: skip
+
+
+def _usable(rules: RuleSource | None, exactness: Sequence[str]) -> list[Rule]:
+    known = {e.value: e for e in Exactness}
+    for name in exactness:
+        if name not in known:
+            raise GraphError(f"exactness '{name}' is not one of {sorted(known)}")
+    given = list(collection.library()) if rules is None else collection.gather(rules)
+    for rule in collection.refused(given):
+        why = rule.certificate.counterexample or rule.certificate.reason
+        log.warning("not used, because it is %s: %s (%s)", rule.status.value, rule.name, why)
+    return usable(given, [known[e] for e in exactness])
+
+
+_databases: dict[str, CostDatabase] = {}
+
+
+def _database() -> CostDatabase:
+    from_environment = os.environ.get("TASO_CACHE_DIR", "")
+    if from_environment not in _databases:
+        _databases[from_environment] = CostDatabase()
+    return _databases[from_environment]
+
+
+def _graph(graph: GraphLike) -> Graph:
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, (str, bytes, os.PathLike, onnx.ModelProto)):
+        return load(graph)
+    raise ModelError(f"expected a taso.Graph, a path, bytes or an onnx.ModelProto, not {type(graph).__name__}")
+
+
+__all__ = [
+    "BackendError", "Graph", "Report", "Tensor", "compile", "export_onnx", "load", "load_onnx", "new_graph", "optimize",
+    "save",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""How graphs run, and how long they take."""

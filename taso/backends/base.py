@@ -1,0 +1,60 @@
+"""What a backend is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso.backends.lowering import Kernel, Lowering
+from taso.graph.graph import Graph
+
+Array = NDArray[np.generic]
+
+
+class Executable(Protocol):
+    """A compiled graph. Called with named arrays it returns named arrays of its own, which later calls leave alone.
+
+    Raises `InputError` where names, element types or shapes do not fit the graph's inputs.
+    """
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]: ...
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that one run launches (changes of layout included)."""
+        ...
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the arena that holds all intermediate values."""
+        ...
+
+
+class Backend(Protocol):
+    """How graphs run on one device, and how long their kernels take there."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def measures(self) -> bool:
+        """Whether costs are measured; False where a formula stands in."""
+        ...
+
+    @property
+    def lowering(self) -> Lowering: ...
+
+    def device_key(self) -> str:
+        """Everything about device, library and settings that decides how long a kernel takes."""
+        ...
+
+    def measure(self, kernel: Kernel) -> float:
+        """Seconds that one run of `kernel` takes, measured with fresh, written buffers."""
+        ...
+
+    def compile(self, graph: Graph, threads: int | None = None) -> Executable:
+        """A program for `graph`; raises `BackendError` where it cannot be built."""
+        ...

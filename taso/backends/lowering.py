@@ -1,0 +1,561 @@
+"""From a graph to kernels: which nodes run as one, and in which layout each value lies.
+
+One local rule decides both, so that the search can re-cost a rewrite by looking at its neighbourhood and the executor
+builds the very kernels that were costed. An *anchor* (convolution, matrix product, pool, …) takes along the chain of
+single-consumer element-wise nodes behind it; everything between is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+from taso.graph.graph import Graph, Node, Value
+from taso.graph.operator import Attrs, Operator, Trait
+from taso.graph.ops.movement import slice_ranges
+from taso.graph.types import DType, Shape, TensorType
+
+PLAIN = "plain"
+BLOCKED = "blocked"
+LAST = "last"
+
+N = TypeVar("N", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
+
+
+class View(Protocol[N, V]):
+    """A graph as lowering and matching see it; types are those to run at, without symbols."""
+
+    def op(self, node: N) -> Operator: ...
+    def attrs(self, node: N) -> Attrs: ...
+    def inputs(self, node: N) -> Sequence[V | None]: ...
+    def outputs(self, node: N) -> Sequence[V]: ...
+    def producer(self, value: V) -> N: ...
+    def consumers(self, value: V) -> Collection[N]: ...
+    def is_output(self, value: V) -> bool: ...
+    def is_constant(self, value: V) -> bool: ...
+    def type(self, value: V) -> TensorType: ...
+    def layout(self, value: V) -> str: ...
+
+    def memo(self, node: N) -> dict[N, int | None]:
+        """Where to remember by which input a node joins a kernel."""
+        ...
+
+
+# ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of a kernel: `constant` ones are laid out once, before the first run."""
+
+    type: TensorType
+    layout: str
+    constant: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator inside a kernel. Input i ≥ 0 is operand i, −1 − k the result of step k, None absent."""
+
+    op: Operator
+    attrs: Attrs
+    inputs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What runs as one: an anchor step, the element-wise steps fused behind it, and how its operands lie.
+
+    Without steps it is a change of layout of its one operand. Results are those of the last step.
+    """
+
+    operands: tuple[Operand, ...]
+    steps: tuple[Step, ...]
+    results: tuple[Operand, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """A stable name for the cost database: everything that decides how long it takes."""
+        operands = ";".join(f"{o.type}{'w' if o.constant else ''}@{o.layout}" for o in self.operands)
+        steps = ">".join(f"{s.op.domain}:{s.op.name}{_show(s.attrs)}({s.inputs})" for s in self.steps)
+        return f"{operands}|{steps}|{';'.join(f'{o.type}@{o.layout}' for o in self.results)}"
+
+    @property
+    def anchor(self) -> Step | None:
+        return self.steps[0] if self.steps else None
+
+
+def _show(attrs: Attrs) -> str:
+    # an opaque node's serialized form names its values; its cost does not depend on them
+    return ",".join(f"{k}={_show_value(v)}" for k, v in attrs.items())
+
+
+def _show_value(value: object) -> str:
+    if isinstance(value, bytes):
+        return f"bytes{len(value)}"
+    return value.name if isinstance(value, DType) else repr(value)
+
+
+# ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_FOLLOWS = frozenset(
+    {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "BatchNormalization", "LRN", "Identity", "Dropout"}
+)
+_ALONG_CHANNELS = frozenset({"Concat", "Split"})
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """A backend's layouts: as ONNX has it (PLAIN), channels in blocks (BLOCKED), channels innermost (LAST).
+
+    `block` channels lie together in the blocked one; 0 means that the backend has only the plain one. Of a tensor whose
+    channels are no whole number of blocks, BLOCKED is the same as PLAIN.
+    """
+
+    block: int = 0
+
+    def applies(self, t: TensorType) -> bool:
+        """Whether values of the type may lie otherwise than plainly."""
+        return bool(self.block) and _image(t) and t.dtype is DType.FLOAT
+
+    def of_outputs(
+        self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], layouts: Sequence[str | None],
+        results: Sequence[TensorType],
+    ) -> tuple[str, ...]:  # fmt: skip
+        """The layout in which each output comes out when nobody asks for another one."""
+        return tuple(self._of_output(op, attrs, types, layouts, r) for r in results)
+
+    def _of_output(
+        self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], layouts: Sequence[str | None],
+        result: TensorType,
+    ) -> str:  # fmt: skip
+        if not self.block or not _image(result) or result.dtype is not DType.FLOAT:
+            return PLAIN
+        if op.name == "Conv":
+            return self._of_conv(attrs, types, layouts)
+        if op.name in _FOLLOWS and not _dilated(attrs) or op.name in _ALONG_CHANNELS and _by_channels(attrs, result):
+            data = layouts if op.name == "Concat" else layouts[:1]
+            first = data[0]
+            if first is None or any(x != first for x in data) or first == BLOCKED and not self._whole(op, attrs, types):
+                return PLAIN
+            return first
+        if op.has(Trait.ELEMENTWISE):
+            same = [x for t, x in zip(types, layouts, strict=True) if t is not None and t.shape == result.shape]
+            return LAST if LAST in same else BLOCKED if BLOCKED in same else PLAIN
+        return PLAIN
+
+    def _of_conv(self, attrs: Attrs, types: Sequence[TensorType | None], layouts: Sequence[str | None]) -> str:
+        """BLOCKED where whole blocks of channels meet (or an image of few channels comes in), else LAST.
+
+        What comes in with its channels last goes out so: it then lies well for all that follows.
+        """
+        x, w = types[0], types[1]
+        if x is None or w is None or layouts[0] == LAST:
+            return LAST
+        groups, (inner, outer) = attrs.int("group"), (x.dims[1], w.dims[0])
+        whole = _divides(outer, self.block) and (_divides(inner, self.block) or _below(inner, 8))
+        if groups > 1:
+            depthwise = x.rank == 4 and inner == outer == groups
+            step = self.block * groups
+            whole = whole and (depthwise or _divides(inner, step) and _divides(outer, step))
+        return BLOCKED if whole and _small_pads(attrs, w) else LAST
+
+    def _whole(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None]) -> bool:
+        """Whether all parts of a Concat or Split along channels are whole blocks."""
+        if op.name == "Split":
+            return all(size % self.block == 0 for size in attrs.ints("split"))
+        return op.name != "Concat" or all(t is not None and _divides(t.dims[1], self.block) for t in types)
+
+    def wanted(self, op: Operator, attrs: Attrs, position: int, t: TensorType, layout: str, out_layout: str) -> str:
+        """The layout in which a kernel reads its input number `position`, given how the value lies."""
+        if not self.block or t.shape is None or not _image(t):
+            return PLAIN
+        if op.name == "Conv":
+            # few channels (an image) are read as they come
+            few = out_layout == BLOCKED and not _divides(t.dims[1], self.block)
+            return PLAIN if position > 0 or few else out_layout
+        if op.name in _FOLLOWS or op.name in _ALONG_CHANNELS or op.has(Trait.ELEMENTWISE):
+            return layout if self.alike(t, layout, out_layout) else out_layout
+        return PLAIN
+
+    def alike(self, t: TensorType, layout: str, other: str) -> bool:
+        """Whether a tensor's bytes are the same in both layouts, so that going from one to the other costs nothing."""
+        if t.shape is None or not _image(t):
+            return True
+        blocked = BLOCKED if self.block and _divides(t.dims[1], self.block) else PLAIN
+        pair = {blocked if x == BLOCKED else x for x in (layout, other)}
+        if len(pair) == 1 or all(d == 1 for d in t.dims[2:]):
+            return True
+        if pair == {PLAIN, LAST}:
+            return t.dims[1] == 1
+        return pair == {BLOCKED, LAST} and t.dims[1] == self.block
+
+
+def _image(t: TensorType) -> bool:
+    return t.shape is not None and t.rank in (3, 4, 5)
+
+
+def _divides(dim: object, block: int) -> bool:
+    return isinstance(dim, int) and dim % block == 0
+
+
+def _below(dim: object, bound: int) -> bool:
+    return isinstance(dim, int) and dim < bound
+
+
+def _by_channels(attrs: Attrs, result: TensorType) -> bool:
+    return attrs.int("axis") % result.rank == 1
+
+
+def _dilated(attrs: Attrs) -> bool:
+    return "dilations" in attrs and any(d != 1 for d in attrs.ints("dilations"))
+
+
+def _small_pads(attrs: Attrs, weight: TensorType) -> bool:
+    """Whether every window of a convolution meets the data."""
+    n = weight.rank - 2
+    pads, dilations = attrs.ints("pads") or (0,) * (2 * n), attrs.ints("dilations") or (1,) * n
+    reach = [(k - 1) * d if isinstance(k, int) else 0 for k, d in zip(weight.dims[2:], dilations, strict=True)]
+    return all(pad <= reach[axis % n] for axis, pad in enumerate(pads))
+
+
+# ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_ANCHORS = {
+    "Conv": 0, "Gemm": 0, "MatMul": 0, "ConvTranspose": 0, "BatchNormalization": 2, "AveragePool": 2, "MaxPool": 2,
+    "GlobalAveragePool": 2, "GlobalMaxPool": 2, "Softmax": 3, "LayerNormalization": 3, "Concat": 9,
+}  # fmt: skip
+_UNARY = frozenset(
+    {
+        "Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Clip",
+        "HardSigmoid", "Softplus", "Neg", "Round", "Reciprocal",
+    }
+)  # fmt: skip
+_BINARY = frozenset({"Add", "Mul", "Max", "Min"})
+_ORDERED = frozenset({"Sub", "Div"})
+
+
+class Fusion:
+    """Which element-wise nodes an anchor takes along: the part of lowering that a backend may narrow."""
+
+    def anchors(self, op: Operator, out: TensorType) -> int | None:
+        """Rank of `op` as an anchor (lower is preferred), None where nothing can follow it."""
+        if out.dtype is not DType.FLOAT or out.shape is None:
+            return None
+        found = _ANCHORS.get(op.name)
+        if found is not None:
+            return found if found < 9 else None
+        return 5 if op.name in _UNARY or op.name in _BINARY or op.name in _ORDERED else None
+
+    def follows(
+        self, op: Operator, attrs: Attrs, position: int, types: Sequence[TensorType | None], out: TensorType
+    ) -> bool:
+        """Whether `op` can run on a result while it is still in registers; `position` is the input it comes in by."""
+        chained = types[position]
+        if out.dtype is not DType.FLOAT or chained is None or chained != out:
+            return False
+        if op.name in _UNARY:
+            return True
+        if op.name in _BINARY and len(types) == 2 or op.name in _ORDERED and position == 0:
+            other = types[1 - position]
+            return other is not None and other.dtype is out.dtype and _operand_shape(other, out)
+        return False
+
+
+def _operand_shape(t: TensorType, out: TensorType) -> bool:
+    """Whether `t` broadcasts along whole axes only, up to the shape of `out`."""
+    offset = out.rank - t.rank
+    return offset >= 0 and all(d in (1, out.dims[offset + i]) for i, d in enumerate(t.dims))
+
+
+@dataclass(frozen=True)
+class Group(Generic[N, V]):
+    """The nodes of one kernel, anchor first, each with the input by which the chain enters it (None: the anchor)."""
+
+    nodes: tuple[N, ...]
+    entries: tuple[int | None, ...]
+
+    @property
+    def anchor(self) -> N:
+        return self.nodes[0]
+
+    @property
+    def last(self) -> N:
+        return self.nodes[-1]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """The local rule that turns a graph into kernels for one backend."""
+
+    layouts: Layouts = field(default_factory=Layouts)
+    fusion: Fusion = field(default_factory=Fusion)
+
+    def entry(self, view: View[N, V], node: N) -> int | None:
+        """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""
+        memo = view.memo(node)
+        if node not in memo:
+            memo[node] = self._entry(view, node)
+        return memo[node]
+
+    def _entry(self, view: View[N, V], node: N) -> int | None:
+        if not view.op(node).has(Trait.ELEMENTWISE):
+            return None
+        outputs = view.outputs(node)
+        if len(outputs) != 1 or view.is_constant(outputs[0]):
+            return None
+        best: tuple[int, int] | None = None
+        for position, value in enumerate(view.inputs(node)):
+            rank = None if value is None else self._joins(view, node, position, value)
+            if rank is not None and (best is None or (rank, position) < best):
+                best = (rank, position)
+        return best[1] if best is not None else None
+
+    def _joins(self, view: View[N, V], node: N, position: int, value: V) -> int | None:
+        """Rank of the producer of `value` as a place to join, None where `node` cannot join it."""
+        if view.is_constant(value) or view.is_output(value) or len(view.consumers(value)) != 1:
+            return None
+        producer = view.producer(value)
+        rank = self.fusion.anchors(view.op(producer), view.type(value))
+        if rank is None or len(view.outputs(producer)) != 1:
+            return None
+        inputs = view.inputs(node)
+        if sum(v == value for v in inputs) != 1:
+            return None
+        types = [view.type(v) if v is not None else None for v in inputs]
+        out = view.type(view.outputs(node)[0])
+        return rank if self.fusion.follows(view.op(node), view.attrs(node), position, types, out) else None
+
+    def anchor_of(self, view: View[N, V], node: N) -> N:
+        """The anchor of the kernel that `node` runs in."""
+        while True:
+            entry = self.entry(view, node)
+            value = None if entry is None else view.inputs(node)[entry]
+            if value is None:
+                return node
+            node = view.producer(value)
+
+    def group(self, view: View[N, V], anchor: N) -> Group[N, V]:
+        """The kernel that starts at `anchor`."""
+        nodes: list[N] = [anchor]
+        entries: list[int | None] = [None]
+        while len(view.outputs(nodes[-1])) == 1:
+            value = view.outputs(nodes[-1])[0]
+            consumers = view.consumers(value)
+            if len(consumers) != 1 or view.is_output(value):
+                break
+            follower = next(iter(consumers))
+            entry = self.entry(view, follower)
+            if entry is None or view.inputs(follower)[entry] != value:
+                break
+            nodes.append(follower)
+            entries.append(entry)
+        return Group(tuple(nodes), tuple(entries))
+
+    def kernel(self, view: View[N, V], group: Group[N, V]) -> tuple[Kernel, tuple[V, ...]]:
+        """The kernel of a group, and the values that are its operands, in order."""
+        operands: dict[V, int] = {}
+        described: list[Operand] = []
+        steps = []
+        outs = view.outputs(group.last)
+        out_layouts = [view.layout(v) for v in outs]
+        for number, (node, entry) in enumerate(zip(group.nodes, group.entries, strict=True)):
+            op, attrs = view.op(node), view.attrs(node)
+            inputs: list[int | None] = []
+            for position, value in enumerate(view.inputs(node)):
+                if value is None:
+                    inputs.append(None)
+                elif position == entry:
+                    inputs.append(-number)
+                else:
+                    if value not in operands:
+                        operands[value] = len(described)
+                        described.append(self._operand(view, op, attrs, position, value, out_layouts[0]))
+                    inputs.append(operands[value])
+            steps.append(Step(op, attrs, tuple(inputs)))
+        results = tuple(Operand(view.type(v), x, False) for v, x in zip(outs, out_layouts, strict=True))
+        return Kernel(tuple(described), tuple(steps), results), tuple(operands)
+
+    def _operand(self, view: View[N, V], op: Operator, attrs: Attrs, position: int, value: V, out: str) -> Operand:
+        t = view.type(value)
+        constant = view.is_constant(value)
+        layout = PLAIN if constant else self.layouts.wanted(op, attrs, position, t, view.layout(value), out)
+        return Operand(t, layout, constant)
+
+
+def is_free(op: Operator) -> bool:
+    """Whether an operator costs nothing in the plain layout: it only renames or reshapes what is there."""
+    return op.has(Trait.SOURCE) or op.has(Trait.IDENTITY) or op.name in _VIEWS
+
+
+_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+
+
+def is_view(kernel: Kernel) -> bool:
+    """Whether a kernel moves nothing: its results lie where its operands do, or its operands where its result does.
+
+    Reshapes in the plain layout always; Split, Slice and Concat where each part is one stretch of memory. The operands
+    of such a Concat are computed in place; one that cannot be (it already lies inside something else) is copied.
+    """
+    step = kernel.anchor
+    if step is None or len(kernel.steps) != 1:
+        return False
+    operand, result = kernel.operands[0], kernel.results[0]
+    if step.op.has(Trait.IDENTITY):
+        return operand.layout == result.layout
+    if step.op.name in _VIEWS:
+        return operand.layout == PLAIN
+    if step.op.name == "Split":
+        return _stretches(operand, step.attrs.int("axis") % operand.type.rank)
+    if step.op.name == "Slice":
+        return operand.layout == PLAIN and _is_stretch(operand.type, step.attrs)
+    if step.op.name == "Concat":
+        apart = len(set(kernel.steps[0].inputs)) == len(kernel.operands) == len(step.inputs)
+        free = apart and not any(o.constant or o.type.dtype is DType.STRING for o in kernel.operands)
+        return free and _stretches(result, step.attrs.int("axis") % result.type.rank)
+    return False
+
+
+def _stretches(whole: Operand, axis: int) -> bool:
+    """Whether parts of a tensor along `axis` lie one behind the other."""
+    if whole.layout == LAST and whole.type.rank > 2:
+        order = [0, *range(2, whole.type.rank), 1]
+        return all(whole.type.dims[a] == 1 for a in order[: order.index(axis)])
+    return all(d == 1 for d in whole.type.dims[:axis])
+
+
+def _is_stretch(t: TensorType, attrs: Attrs) -> bool:
+    """Whether a slice of a plain tensor is one stretch of memory: whole behind the one axis that it cuts."""
+    cut = {a: r for a, r in slice_ranges(t, attrs).items() if (r[0], r[1], r[2]) != (0, t.dims[a], 1)}
+    if not cut:
+        return True
+    axis = min(cut)
+    return len(cut) == 1 and cut[axis][2] == 1 and all(d == 1 for d in t.dims[:axis])
+
+
+# ── a whole graph ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class GraphView:
+    """A `Graph` of static types as lowering sees it."""
+
+    def __init__(self, graph: Graph, layouts: Layouts) -> None:
+        self.graph = graph
+        self._consumers = graph.consumers()
+        self._outputs = {v for _, v in graph.outputs}
+        self._memo: dict[Node, int | None] = {}
+        self._layouts: dict[Value, str] = {}
+        for node in graph.nodes:
+            types = [v.type if v is not None else None for v in node.inputs]
+            given = [self._layouts[v] if v is not None else None for v in node.inputs]
+            found = layouts.of_outputs(node.op, node.attrs, types, given, [v.type for v in node.outputs])
+            plain = node.constant or node.op.has(Trait.SOURCE)
+            self._layouts.update((v, PLAIN if plain else x) for v, x in zip(node.outputs, found, strict=True))
+
+    def op(self, node: Node) -> Operator:
+        return node.op
+
+    def attrs(self, node: Node) -> Attrs:
+        return node.attrs
+
+    def inputs(self, node: Node) -> Sequence[Value | None]:
+        return node.inputs
+
+    def outputs(self, node: Node) -> Sequence[Value]:
+        return node.outputs
+
+    def producer(self, value: Value) -> Node:
+        return value.node
+
+    def consumers(self, value: Value) -> Collection[Node]:
+        return self._consumers.get(value, ())
+
+    def is_output(self, value: Value) -> bool:
+        return value in self._outputs
+
+    def is_constant(self, value: Value) -> bool:
+        return value.node.constant
+
+    def type(self, value: Value) -> TensorType:
+        return value.type
+
+    def layout(self, value: Value) -> str:
+        return self._layouts[value]
+
+    def memo(self, node: Node) -> dict[Node, int | None]:
+        return self._memo
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel in a plan with the values it reads and makes."""
+
+    kernel: Kernel
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph lowered: kernels in an order to run them in, and how every value lies when it is made.
+
+    Changes of layout are not jobs of their own: a job whose operand asks for a layout that the value does not have
+    implies one, shared by all who ask for the same.
+    """
+
+    jobs: tuple[Job, ...]
+    layouts: dict[Value, str]
+
+
+def lower(graph: Graph, lowering: Lowering) -> Plan:
+    """The kernels of a graph of static types. Weight-only nodes are no jobs: they are computed beforehand."""
+    view = GraphView(graph, lowering.layouts)
+    jobs: list[Job] = []
+    seen: set[Node] = set()
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    groups = []
+    for node in graph.run_time_nodes:
+        anchor: Node = lowering.anchor_of(view, node)
+        if anchor not in seen:
+            seen.add(anchor)
+            groups.append(lowering.group(view, anchor))
+    # a kernel runs when its last node could: by then all its operands are there
+    for group in sorted(groups, key=lambda g: position[g.last]):
+        kernel, operands = lowering.kernel(view, group)
+        jobs.append(Job(kernel, operands, group.last.outputs))
+    layouts = {v: view.layout(v) for node in graph.nodes for v in node.outputs}
+    return Plan(tuple(jobs), layouts)
+
+
+def flops(kernel: Kernel) -> float:
+    """Multiplications and additions of a kernel, roughly: what a formula can say of its time."""
+    total = 0.0
+    for step in kernel.steps:
+        out = kernel.results[0].type
+        size = float(out.size) if out.static else 1.0
+        if step.op.name == "Conv":
+            weight = _input_shape(kernel, step, 1)
+            total += 2 * size * _product(weight[1:])
+        elif step.op.name in ("MatMul", "Gemm"):
+            left = _input_shape(kernel, step, 0)
+            total += 2 * size * float(left[0] if step.op.name == "Gemm" and step.attrs.int("transA") else left[-1])
+        else:
+            total += size
+    return total
+
+
+def _input_shape(kernel: Kernel, step: Step, position: int) -> tuple[int, ...]:
+    reference = step.inputs[position]
+    if reference is None or reference < 0:
+        return kernel.results[0].type.static_shape
+    return kernel.operands[reference].type.static_shape
+
+
+def _product(shape: Shape | tuple[int, ...]) -> float:
+    result = 1.0
+    for d in shape:
+        result *= float(d) if isinstance(d, int) else 1.0
+    return result

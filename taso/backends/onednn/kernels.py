@@ -1,0 +1,955 @@
+"""From kernels to oneDNN primitives, and to NumPy where oneDNN has none (or only its slow reference).
+
+`design` makes the recipe of one kernel: the anchor as a primitive that takes along as many of the steps behind it as
+oneDNN fuses well, the rest in place behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from taso.backends.base import Array
+from taso.backends.fallback import element_function, evaluated, mover
+from taso.backends.lowering import BLOCKED, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
+from taso.backends.onednn import primitives as p
+from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
+from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
+from taso.backends.onednn.places import (
+    OPERAND,
+    RESULT,
+    Block,
+    Place,
+    describe,
+    from_plain,
+    is_blocked,
+    lay_out,
+    layouts_alike,
+    logical_spec,
+    plain_spec,
+    spread_spec,
+    to_plain,
+)  # fmt: skip
+from taso.backends.onednn.primitives import Primitive, Unimplemented
+from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply
+from taso.graph.errors import BackendError
+from taso.graph.operator import Attrs, Operator, Trait
+from taso.graph.ops.linear import conv_settings
+from taso.graph.ops.movement import permutation, slice_ranges
+from taso.graph.ops.pooling import pool_settings
+from taso.graph.ops.reduction import reduced_axes
+from taso.graph.types import DType, TensorType
+
+KERNEL_FORMAT = 1
+"""Raised whenever kernels change so much that costs measured before no longer hold."""
+
+_MOST_POST_OPS = 32
+_F32 = DataType.F32
+
+
+class NotInPlace(BackendError):
+    """The kernel cannot add to an operand in place as it was asked to."""
+
+
+class OneDNNFusion(Fusion):
+    """What the kernels here take along: as the general rule, and behind Erf too."""
+
+    def anchors(self, op: Operator, out: TensorType) -> int | None:
+        if op.name == "Erf" and out.dtype is DType.FLOAT and out.shape is not None:
+            return 5
+        return super().anchors(op, out)
+
+
+# ── element-wise steps as post-ops ───────────────────────────────────────────────────────────────────────────────
+
+
+def _one(algorithm: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[[Attrs], tuple[EltwisePostOp, ...]]:
+    return lambda attrs: (EltwisePostOp(algorithm, alpha, beta),)
+
+
+def _clip(attrs: Attrs) -> tuple[EltwisePostOp, ...]:
+    low = -math.inf if attrs["min"] is None else attrs.float("min")
+    high = math.inf if attrs["max"] is None else attrs.float("max")
+    return (EltwisePostOp("clip_v2", low, high),)
+
+
+# Neg, Reciprocal, Softplus: by linear, pow and soft_relu at these parameters
+_UNARY: dict[str, Callable[[Attrs], tuple[EltwisePostOp, ...]]] = {
+    "Relu": _one("relu"),
+    "Sigmoid": _one("logistic"),
+    "Tanh": _one("tanh"),
+    "Exp": _one("exp"),
+    "Log": _one("log"),
+    "Sqrt": _one("sqrt"),
+    "Abs": _one("abs"),
+    "Round": _one("round"),
+    "Neg": _one("linear", -1.0),
+    "Reciprocal": _one("pow", 1.0, -1.0),
+    "Softplus": _one("soft_relu", 1.0),
+    "HardSwish": _one("hardswish", 1 / 6, 0.5),
+    "Mish": _one("mish"),
+    "Elu": lambda attrs: (EltwisePostOp("elu", attrs.float("alpha")),),
+    "LeakyRelu": lambda attrs: (EltwisePostOp("relu", attrs.float("alpha")),),
+    "HardSigmoid": lambda attrs: (EltwisePostOp("hardsigmoid", attrs.float("alpha"), attrs.float("beta")),),
+    "Selu": lambda attrs: (EltwisePostOp("elu", attrs.float("alpha")), EltwisePostOp("linear", attrs.float("gamma"))),
+    "Gelu": lambda attrs: (EltwisePostOp("gelu_tanh" if attrs.str("approximate") == "tanh" else "gelu_erf"),),
+    "Clip": _clip,
+}
+_BINARY = {"Add": "add", "Sum": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
+
+
+def _with_scalar(name: str, value: float, reverse: bool) -> tuple[EltwisePostOp, ...] | None:
+    """x op value (value op x if `reverse`) as a function of x alone, None where there is none as good."""
+    if name in ("Add", "Sum"):
+        return (EltwisePostOp("linear", 1.0, value),)
+    if name == "Mul":
+        return (EltwisePostOp("linear", value, 0.0),)
+    if name == "Sub":
+        return (EltwisePostOp("linear", -1.0, value) if reverse else EltwisePostOp("linear", 1.0, -value),)
+    if name == "Div" and (reverse or value and math.frexp(value)[0] in (0.5, -0.5)):
+        # x / value is x · (1 / value) exactly for powers of two only
+        return (EltwisePostOp("pow", value, -1.0) if reverse else EltwisePostOp("linear", 1 / value, 0.0),)
+    if name == "Max" and value == 0:
+        return (EltwisePostOp("relu"),)
+    if name == "Pow" and not reverse and value in (1, 2):
+        return (EltwisePostOp("square") if value == 2 else EltwisePostOp("linear", 1.0, 0.0),)
+    return None
+
+
+# ── one kernel ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def design(
+    kernel: Kernel, layouts: Layouts, supply: Supply, in_place: int | None = None, careful: bool = False
+) -> Recipe:
+    """The recipe of `kernel`. With `in_place` its result lies where that operand does, which a sum is added to.
+
+    With `careful` every step is evaluated by its definition: for operands that are not finite, with which oneDNN's
+    activations and pools do as they like. Raises `NotInPlace` where `in_place` cannot be met, `BackendError` where the
+    kernel cannot be built at all.
+    """
+    empty = any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results))
+    if not (careful or empty):
+        try:
+            designer = _Designer(kernel, layouts, supply, in_place)
+            designer.run()
+            return designer.recipe
+        except Unimplemented as reason:
+            if in_place is not None:
+                raise NotInPlace(str(reason)) from reason
+    elif in_place is not None:
+        raise NotInPlace("the kernel is evaluated by definition")
+    fallback = _Designer(kernel, layouts, supply, None)
+    fallback.evaluate()
+    return fallback.recipe
+
+
+def is_slow(primitive: Primitive) -> bool:
+    """Whether this is an implementation to avoid: the plain-C reference, or a GEMM followed by slow post-ops."""
+    name = primitive.implementation
+    if name.startswith("ref"):
+        return True
+    return "gemm" in name and any(isinstance(op, BinaryPostOp) for op in primitive.attributes.post_ops)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The output as a primitive sees it, which the operands of post-ops have to fit."""
+
+    dims: tuple[int, ...]
+    layout: str
+
+
+@dataclass
+class _Stem:
+    """A primitive in the making: `make` builds it with post-ops, `arguments` says what it is bound to but those."""
+
+    make: Callable[[Attributes], Primitive]
+    arguments: Callable[[Primitive], dict[int, Place]]
+    frame: _Frame
+    shares: frozenset[int] = frozenset()
+    finish: Callable[[], None] | None = None
+    posts: tuple[PostOp, ...] = ()
+    post_places: tuple[Place | None, ...] = ()
+    first: bool = True
+
+
+@dataclass
+class _Posts:
+    """A step as post-ops, with the place of each one's second source."""
+
+    ops: tuple[PostOp, ...]
+    places: tuple[Place | None, ...]
+
+
+@dataclass
+class _Designer:
+    kernel: Kernel
+    layouts: Layouts
+    supply: Supply
+    in_place: int | None
+    recipe: Recipe = field(default_factory=Recipe)
+
+    # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def out(self) -> Operand:
+        return self.kernel.results[0]
+
+    @property
+    def out_dims(self) -> tuple[int, ...]:
+        return self.out.type.static_shape or (1,)
+
+    @property
+    def block(self) -> int:
+        return self.layouts.block or 1
+
+    def operand(self, step: Step, position: int) -> Operand:
+        return self.kernel.operands[self.index(step, position)]
+
+    def index(self, step: Step, position: int) -> int:
+        reference = step.inputs[position] if position < len(step.inputs) else None
+        if reference is None or reference < 0:
+            raise Unimplemented(f"input {position} of {step.op.name} is not an operand of the kernel")
+        return reference
+
+    def has(self, step: Step, position: int) -> bool:
+        return position < len(step.inputs) and step.inputs[position] is not None
+
+    def place(self, index: int) -> Place:
+        """Where operand `index` is, constants as they are."""
+        if not self.kernel.operands[index].constant:
+            return Place(OPERAND, index)
+        return self.constant(index, "plain", lambda array: Block.of(array))
+
+    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place:
+        def contiguous(array: Array) -> Block:
+            return make(np.ascontiguousarray(array))
+
+        return self.recipe.add_constant(self.supply.keep(index, label, contiguous))
+
+    def lies(self, operand: Operand, layout: str) -> MemoryDesc:
+        """Descriptor of an operand that lies as `layout` says, or as good as."""
+        if not layouts_alike(self.layouts, operand.type, operand.layout, layout):
+            raise Unimplemented(f"an operand lies {operand.layout} and is needed {layout}")
+        return describe(operand.type.static_shape, layout, self.block)
+
+    def need_floats(self) -> None:
+        if any(o.type.dtype is not DType.FLOAT for o in (*self.kernel.operands, *self.kernel.results)):
+            raise Unimplemented("oneDNN computes in float32 only here")
+
+    # ── launches ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def launch(self, primitive: Primitive, arguments: dict[int, Place]) -> None:
+        if p.SCRATCHPAD in primitive.arguments:
+            size = primitive.arguments[p.SCRATCHPAD].size
+            arguments = {**arguments, p.SCRATCHPAD: self.recipe.add_scratch(size)}
+        self.recipe.launches.append(PrimitiveLaunch(primitive, arguments))
+
+    def reorder(self, source: MemoryDesc, at: Place, target: MemoryDesc, to: Place) -> None:
+        self.launch(p.reorder(source, target), {p.SRC: at, p.DST: to})
+
+    def emit(self, stem: _Stem, followers: Sequence[Step]) -> None:
+        """Launches `stem` with as many followers as it takes along well; the others run in place behind it."""
+        count = self.take(stem, followers)
+        if count is None:
+            raise Unimplemented(f"oneDNN has no fast implementation of {self.kernel.steps[0].op.name} here")
+        self.behind(followers[count:])
+
+    def take(self, stem: _Stem, followers: Sequence[Step]) -> int | None:
+        """Launches `stem` and says how many followers it took along; None, and no launch, where oneDNN has it not."""
+        found = [self.posts(step, stem.frame) for step in followers]
+        limit = next((i for i, f in enumerate(found) if f is None), len(found))
+        for count in range(limit, -1, -1):
+            taken = [f for f in found[:count] if f is not None]
+            primitive = self.attempt(stem, (*stem.posts, *(op for f in taken for op in f.ops)))
+            if primitive is not None:
+                places = (*stem.post_places, *(place for f in taken for place in f.places))
+                arguments = stem.arguments(primitive)
+                arguments.update({p.post_op_src(i): x for i, x in enumerate(places) if x is not None})
+                self.launch(primitive, arguments)
+                if stem.finish is not None:
+                    stem.finish()
+                self.note_sharing(stem, followers[:count], taken)
+                return count
+        return None
+
+    def attempt(self, stem: _Stem, ops: tuple[PostOp, ...]) -> Primitive | None:
+        if len(ops) > _MOST_POST_OPS:
+            return None
+        try:
+            primitive = stem.make(Attributes(post_ops=ops))
+        except Unimplemented:
+            return None
+        return None if is_slow(primitive) else primitive
+
+    def note_sharing(self, stem: _Stem, followers: Sequence[Step], taken: Sequence[_Posts]) -> None:
+        if not stem.first:
+            return
+        summed = any(isinstance(op, SumPostOp) for f in taken for op in f.ops)
+        if self.in_place is not None and not summed:
+            raise NotInPlace("the sum does not run inside the primitive")
+        if stem.shares:
+            used = [i for s in self.kernel.steps for i in s.inputs if i is not None and i >= 0]
+            self.recipe.shares = frozenset(i for i in stem.shares if used.count(i) == 1)
+        elif stem.finish is None:
+            self.recipe.sums = tuple(i for step in followers if (i := self.addend(step)) is not None)
+
+    def addend(self, step: Step) -> int | None:
+        """The operand that a follower adds, where it could be added to in place."""
+        if step.op.name != "Add":
+            return None
+        index = next(i for i in step.inputs if i is not None and i >= 0)
+        operand = self.kernel.operands[index]
+        uses = [i for s in self.kernel.steps for i in s.inputs].count(index)
+        alike = operand.type == self.out.type and operand.layout == self.out.layout
+        return index if alike and uses == 1 and not operand.constant else None
+
+    def behind(self, followers: Sequence[Step]) -> None:
+        """Runs steps in place on the result."""
+        out, frame = Place(RESULT), _Frame(self.out_dims, self.out.layout)
+        desc = describe(self.out_dims, self.out.layout, self.block)
+        while followers:
+            posts = self.posts(followers[0], frame)
+            stem = None if posts is None else self.in_place_stem(posts, desc, frame, out)
+            count = None if stem is None else self.take(stem, followers[1:])
+            if count is None:
+                step = followers[0]
+                chained = next(i for i, x in enumerate(step.inputs) if x is not None and x < 0)
+                self.elements(step, {chained: (self.out, out)})
+            followers = followers[1 + (count or 0) :]
+
+    def in_place_stem(self, posts: _Posts, desc: MemoryDesc, frame: _Frame, out: Place) -> _Stem | None:
+        first, at = posts.ops[0], posts.places[0]
+        rest = (posts.ops[1:], posts.places[1:], False)
+        if isinstance(first, EltwisePostOp):
+            function = first
+            return _Stem(
+                lambda a: p.eltwise(
+                    desc, desc, function.algorithm, alpha=function.alpha, beta=function.beta, attributes=a
+                ),
+                lambda _: {p.SRC: out, p.DST: out}, frame, frozenset(), None, *rest,
+            )  # fmt: skip
+        if not isinstance(first, BinaryPostOp) or at is None:
+            return None
+        name, other, second = first.algorithm, first.src1, at
+        return _Stem(
+            lambda a: p.binary(desc, other, desc, name, attributes=a),
+            lambda _: {p.SRC_0: out, p.SRC_1: second, p.DST: out}, frame, frozenset(), None, *rest,
+        )  # fmt: skip
+
+    # ── steps as post-ops ────────────────────────────────────────────────────────────────────────────────────────
+
+    def posts(self, step: Step, frame: _Frame) -> _Posts | None:
+        unary = _UNARY.get(step.op.name)
+        if unary is not None:
+            ops = unary(step.attrs)
+            return _Posts(ops, (None,) * len(ops))
+        index = next((i for i in step.inputs if i is not None and i >= 0), None)
+        if step.op.name not in _BINARY or index is None or len(step.inputs) != 2:
+            return None
+        reverse = step.inputs[0] == index
+        scalar = self.scalar(index)
+        simple = _with_scalar(step.op.name, scalar, reverse) if scalar is not None else None
+        if simple is not None:
+            return _Posts(simple, (None,))
+        if reverse and not step.op.has(Trait.COMMUTATIVE):
+            return None
+        if index == self.in_place:
+            return _Posts((SumPostOp(),), (None,))
+        found = self.second(index, frame)
+        return None if found is None else _Posts((BinaryPostOp(_BINARY[step.op.name], found[0]),), (found[1],))
+
+    def scalar(self, index: int) -> float | None:
+        operand = self.kernel.operands[index]
+        if not operand.constant or operand.type.size != 1 or operand.type.rank > len(self.out_dims):
+            return None
+        return float(self.supply.array(index).reshape(()).item())
+
+    def second(self, index: int, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
+        """Descriptor and place of an operand that broadcasts to `frame`, None where it does not as it lies."""
+        operand = self.kernel.operands[index]
+        dims = operand.type.static_shape
+        if operand.type.dtype is not DType.FLOAT:
+            return None
+        if dims == self.out.type.static_shape:
+            return self.whole(index, operand, frame)
+        if math.prod(dims) == 1:
+            return describe((1,) * len(frame.dims), PLAIN, 1), self.place(index)
+        if len(frame.dims) != len(self.out_dims):
+            flat = (*(1 for _ in frame.dims[1:]), dims[-1]) if math.prod(dims) == dims[-1] == frame.dims[-1] else None
+            return None if flat is None else (describe(flat, PLAIN, 1), self.place(index))
+        return self.part(index, operand, frame)
+
+    def whole(self, index: int, operand: Operand, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
+        target = describe(frame.dims, frame.layout, self.block)
+        if operand.constant:
+            plain = MemoryDesc.plain(frame.dims, _F32)
+            return target, self.constant(index, f"as {target.key}", lambda a: lay_out(a, plain, target))
+        if not layouts_alike(self.layouts, operand.type, operand.layout, frame.layout):
+            return None
+        return target, self.place(index)
+
+    def part(self, index: int, operand: Operand, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
+        dims = (1,) * (len(frame.dims) - operand.type.rank) + operand.type.static_shape
+        if not layouts_alike(self.layouts, operand.type, operand.layout, PLAIN):
+            return None
+        by_channel = len(dims) > 2 and all(d == 1 for d in dims[2:])
+        # with one position per channel all layouts have the same bytes, and oneDNN is fast where the name agrees
+        return describe(dims, frame.layout if by_channel else PLAIN, self.block), self.place(index)
+
+    # ── anchors ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        if not self.kernel.steps:
+            return self.relayout()
+        step, followers = self.kernel.steps[0], self.kernel.steps[1:]
+        anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
+        if anchor is not None and self.floats(step):
+            return anchor(self, step, followers)
+        if step.op.has(Trait.ELEMENTWISE):
+            return self.elementwise(step, followers)
+        self.move(step)
+
+    def floats(self, step: Step) -> bool:
+        given = [self.kernel.operands[i] for i in step.inputs if i is not None and i >= 0]
+        return all(o.type.dtype is DType.FLOAT for o in (*given, *self.kernel.results))
+
+    def relayout(self) -> None:
+        source, target = self.kernel.operands[0], self.out
+        if source.type.dtype is DType.FLOAT:
+            a = describe(source.type.static_shape, source.layout, self.block)
+            b = describe(target.type.static_shape, target.layout, self.block)
+            return self.reorder(a, self.place(0), b, Place(RESULT))
+        read = logical_spec(self.place(0), source.type, source.layout, self.block)
+        written = logical_spec(Place(RESULT), target.type, target.layout, self.block)
+
+        def copy(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+            plain = to_plain(inputs[0], source.type, source.layout, self.block)
+            from_plain(outs[0], plain, target.type, target.layout, self.block)
+
+        self.recipe.launches.append(ArrayLaunch("copy", copy, (read,), (written,)))
+
+    def conv(self, step: Step, followers: Sequence[Step]) -> None:
+        x = self.operand(step, 0)
+        pairs = [(x.layout, self.out.layout), (self.out.layout,) * 2, (LAST, LAST), (PLAIN, PLAIN)]
+        for source, target in dict.fromkeys(pairs):
+            stem = self.conv_stem(step, source, target)
+            if stem is not None:
+                return self.emit(stem, followers)
+        raise Unimplemented("oneDNN has no fast convolution of these sizes")
+
+    def conv_stem(self, step: Step, source: str, target: str) -> _Stem | None:
+        x, w = self.operand(step, 0), self.operand(step, 1)
+        full, n = conv_settings(w.type, step.attrs), w.type.rank - 2
+        groups, pads = full.int("group"), full.ints("pads")
+        src = describe(x.type.static_shape, source, self.block)
+        dst = describe(self.out_dims, target, self.block)
+        weight = MemoryDesc.plain(w.type.static_shape, _F32)
+        if groups > 1:
+            weight = p.convolution_weights(weight, groups)
+        bias = MemoryDesc.plain(self.operand(step, 2).type.static_shape, _F32) if self.has(step, 2) else None
+
+        def make(attributes: Attributes) -> Primitive:
+            return p.convolution(
+                src, weight.with_any_layout(), dst, bias=bias, strides=full.ints("strides"),
+                dilations=full.ints("dilations"), pads_begin=pads[:n], pads_end=pads[n:], groups=groups,
+                attributes=attributes,
+            )  # fmt: skip
+
+        try:
+            if is_slow(make(Attributes())):
+                return None
+        except Unimplemented:
+            return None
+        into = Place(RESULT) if target == self.out.layout else None
+
+        def arguments(primitive: Primitive) -> dict[int, Place]:
+            nonlocal into
+            given = {p.SRC: self.brought(step, source, src)}
+            given[p.WEIGHTS] = self.weights(self.index(step, 1), weight, primitive.weights_desc())
+            if bias is not None:
+                given[p.BIAS] = self.place(self.index(step, 2))
+            if into is None:
+                into = self.recipe.add_scratch(dst.size)
+            given[p.DST] = into
+            return given
+
+        def finish() -> None:
+            if into is not None:
+                self.reorder(dst, into, describe(self.out_dims, self.out.layout, self.block), Place(RESULT))
+
+        away = target != self.out.layout
+        return _Stem(make, arguments, _Frame(self.out_dims, target), finish=finish if away else None)
+
+    def brought(self, step: Step, layout: str, desc: MemoryDesc) -> Place:
+        """The place of a step's first operand in `layout`, changed into it where it lies otherwise."""
+        index, x = self.index(step, 0), self.operand(step, 0)
+        if layouts_alike(self.layouts, x.type, x.layout, layout):
+            return self.place(index)
+        scratch = self.recipe.add_scratch(desc.size)
+        self.reorder(describe(x.type.static_shape, x.layout, self.block), self.place(index), desc, scratch)
+        return scratch
+
+    def weights(self, index: int, plain: MemoryDesc, wanted: MemoryDesc, factor: float = 1.0) -> Place:
+        """The place of weights in the layout that a primitive wants: laid out once where they are constant."""
+        if self.kernel.operands[index].constant:
+            def make(array: Array) -> Block:
+                scaled = array if factor == 1 else (array * np.float32(factor)).astype(np.float32)
+                return lay_out(scaled, plain, wanted)
+
+            return self.constant(index, f"weights {factor!r} {plain.key} as {wanted.key}", make)
+        if plain == wanted:
+            return self.place(index)
+        scratch = self.recipe.add_scratch(wanted.size)
+        self.reorder(plain, self.place(index), wanted, scratch)
+        return scratch
+
+    def matmul(self, step: Step, followers: Sequence[Step]) -> None:
+        a, b = (self.operand(step, i).type.static_shape for i in range(2))
+        left = (1, *a) if len(a) == 1 else a
+        right = (*b, 1) if len(b) == 1 else b
+        rows, inner, columns = left[-2], left[-1], right[-1]
+        if math.prod(right[:-2]) == 1 and self.flattens(followers):
+            rows, batch = math.prod(left[:-1]), ()
+            left, right = (rows, inner), (inner, columns)
+        else:
+            rank = max(len(left), len(right))
+            left = (1,) * (rank - len(left)) + left
+            right = (1,) * (rank - len(right)) + right
+            batch = tuple(max(x, y) for x, y in zip(left[:-2], right[:-2], strict=True))
+        self.product(step, followers, describe(left, PLAIN, 1), describe(right, PLAIN, 1), (*batch, rows, columns))
+
+    def flattens(self, followers: Sequence[Step]) -> bool:
+        """Whether all operands of the steps behind fit a result whose leading axes are one."""
+        given = [self.kernel.operands[i].type for s in followers for i in s.inputs if i is not None and i >= 0]
+        return all(t.size == 1 or t == self.out.type or t.size == t.dims[-1] == self.out_dims[-1] for t in given)
+
+    def product(
+        self, step: Step, followers: Sequence[Step], a: MemoryDesc, b: MemoryDesc, out: tuple[int, ...],
+        factor: float = 1.0, bias: int | None = None, posts: _Posts | None = None,
+    ) -> None:  # fmt: skip
+        """The matmul of operands 0 and 1 of `step` as these descriptors read them."""
+        dst, index = MemoryDesc.plain(out, _F32), self.index(step, 1)
+        loose = b.with_any_layout() if self.kernel.operands[index].constant else b
+        bias_desc = describe((*(1 for _ in out[1:]), out[-1]), PLAIN, 1) if bias is not None else None
+
+        def arguments(primitive: Primitive) -> dict[int, Place]:
+            given = {p.SRC: self.place(self.index(step, 0)), p.DST: Place(RESULT)}
+            given[p.WEIGHTS] = self.weights(index, b, primitive.weights_desc(), factor)
+            if bias is not None:
+                given[p.BIAS] = self.place(bias)
+            return given
+
+        stem = _Stem(
+            lambda attributes: p.matmul(a, loose, dst, bias=bias_desc, attributes=attributes), arguments,
+            _Frame(out, PLAIN),
+        )  # fmt: skip
+        if posts is not None:
+            stem.posts, stem.post_places = posts.ops, posts.places
+        self.emit(stem, followers)
+
+    def gemm(self, step: Step, followers: Sequence[Step]) -> None:
+        alpha, beta = step.attrs.float("alpha"), step.attrs.float("beta")
+        a = self.matrix(step, 0, step.attrs.int("transA"))
+        b = self.matrix(step, 1, step.attrs.int("transB"))
+        constant = self.operand(step, 1).constant
+        ops: list[PostOp] = [] if constant or alpha == 1 else [EltwisePostOp("linear", alpha, 0.0)]
+        places: list[Place | None] = [None] * len(ops)
+        bias = None
+        if self.has(step, 2) and beta != 0:
+            c = self.index(step, 2)
+            shape = self.kernel.operands[c].type.static_shape
+            if beta == 1 and not ops and math.prod(shape) == self.out_dims[1] == (shape or (0,))[-1]:
+                bias = c
+            else:
+                op, place = self.scaled_addend(c, beta)
+                ops.append(op)
+                places.append(place)
+        factor = alpha if constant else 1.0
+        self.product(step, followers, a, b, self.out_dims, factor, bias, _Posts(tuple(ops), tuple(places)))
+
+    def matrix(self, step: Step, position: int, transposed: int) -> MemoryDesc:
+        rows, columns = self.operand(step, position).type.static_shape
+        if transposed:
+            return MemoryDesc.strided((columns, rows), _F32, (1, columns))
+        return MemoryDesc.plain((rows, columns), _F32)
+
+    def scaled_addend(self, index: int, beta: float) -> tuple[PostOp, Place]:
+        operand = self.kernel.operands[index]
+        dims = (1,) * (2 - operand.type.rank) + operand.type.static_shape
+        if beta == 1:
+            return BinaryPostOp("add", describe(dims, PLAIN, 1)), self.place(index)
+        if not operand.constant:
+            raise Unimplemented("a factor of a bias that is no constant")
+
+        def scaled(array: Array) -> Block:
+            return Block.of((array * np.float32(beta)).astype(np.float32))
+
+        return BinaryPostOp("add", describe(dims, PLAIN, 1)), self.constant(index, f"times {beta!r}", scaled)
+
+    def pool(self, step: Step, followers: Sequence[Step]) -> None:
+        full = pool_settings(step.attrs)
+        kernel, strides, dilations = full.ints("kernel_shape"), full.ints("strides"), full.ints("dilations")
+        n, sizes = len(kernel), self.operand(step, 0).type.static_shape[2:]
+        begin, end = full.ints("pads")[:n], list(full.ints("pads")[n:])
+        for a in range(n):
+            reach = (kernel[a] - 1) * dilations[a] + 1
+            if step.attrs.int("ceil_mode"):
+                end[a] = (self.out_dims[2 + a] - 1) * strides[a] + reach - sizes[a] - begin[a]
+            if max(begin[a], end[a]) >= reach:
+                raise Unimplemented("a window of a pool lies wholly in the padding")
+        kind = "max"
+        if step.op.name == "AveragePool":
+            kind = "avg_include_padding" if step.attrs.int("count_include_pad") else "avg_exclude_padding"
+        self.pooling(step, followers, kind, kernel, strides, dilations, begin, end)
+
+    def pooling(
+        self, step: Step, followers: Sequence[Step], kind: str, kernel: Sequence[int], strides: Sequence[int],
+        dilations: Sequence[int], begin: Sequence[int], end: Sequence[int],
+    ) -> None:  # fmt: skip
+        layout = self.operand(step, 0).layout
+        src, dst = self.lies(self.operand(step, 0), layout), self.lies(self.out, layout)
+        stem = _Stem(
+            lambda attributes: p.pooling(
+                src, dst, kernel, kind=kind, strides=strides, dilations=dilations, pads_begin=begin, pads_end=end,
+                attributes=attributes,
+            ),
+            self.through(step), _Frame(self.out_dims, layout),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def through(self, step: Step) -> Callable[[Primitive], dict[int, Place]]:
+        """Arguments of a primitive from operand 0 to the result."""
+        return lambda _: {p.SRC: self.place(self.index(step, 0)), p.DST: Place(RESULT)}
+
+    def global_pool(self, step: Step, followers: Sequence[Step]) -> None:
+        x = self.operand(step, 0)
+        mean, sizes = step.op.name == "GlobalAveragePool", x.type.static_shape[2:]
+        if x.layout != PLAIN:
+            n = len(sizes)
+            kind = "avg_exclude_padding" if mean else "max"
+            return self.pooling(step, followers, kind, sizes, sizes, (1,) * n, (0,) * n, (0,) * n)
+        self.reduced(step, followers, "mean" if mean else "max", math.prod(sizes))
+
+    def reduced(self, step: Step, followers: Sequence[Step], algorithm: str, columns: int) -> None:
+        """The reduction of the last `columns` elements, as they lie."""
+        rows = math.prod(self.out_dims)
+        src, dst = describe((rows, columns), PLAIN, 1), describe((rows, 1), PLAIN, 1)
+        stem = _Stem(
+            lambda attributes: p.reduction(src, dst, algorithm, attributes=attributes), self.through(step),
+            _Frame((rows, 1), PLAIN),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def reduction(self, step: Step, followers: Sequence[Step]) -> None:
+        x = self.operand(step, 0)
+        axes = reduced_axes(x.type, step.attrs, step.op.name)
+        behind = tuple(range(x.type.rank - len(axes), x.type.rank))
+        if axes != behind or not axes:
+            return self.move(step)
+        algorithm = step.op.name.removeprefix("Reduce").lower()
+        self.reduced(step, followers, algorithm, math.prod(x.type.static_shape[axes[0] :]))
+
+    def batch_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        """x · scale + shift by oneDNN's binary, which is faster than its batch normalization and takes more along."""
+        if not all(self.operand(step, i).constant for i in range(1, 5)):
+            raise Unimplemented("statistics that are no constants")
+        layout, index = self.operand(step, 0).layout, self.index(step, 0)
+        data = self.lies(self.operand(step, 0), layout)
+        self.lies(self.out, layout)
+        vector = describe((1, self.out_dims[1], *(1 for _ in self.out_dims[2:])), layout, self.block)
+        scale, shift = self.norm(step)
+        stem = _Stem(
+            lambda attributes: p.binary(data, vector, data, "mul", attributes=attributes),
+            lambda _: {p.SRC_0: self.place(index), p.SRC_1: scale, p.DST: Place(RESULT)},
+            _Frame(self.out_dims, layout), frozenset({index}), posts=(BinaryPostOp("add", vector),),
+            post_places=(shift,),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def norm(self, step: Step) -> tuple[Place, Place]:
+        """Scale and shift of a batch normalization, computed in float64."""
+        scale, bias, mean, variance = (self.supply.array(self.index(step, i)).astype(np.float64) for i in range(1, 5))
+        factor = scale / np.sqrt(variance + step.attrs.float("epsilon"))
+        # several operands make them, so they are kept with this kernel alone
+        both = (Block.of(v.astype(np.float32)) for v in (factor, bias - mean * factor))
+        first, second = map(self.recipe.add_constant, both)
+        return first, second
+
+    def softmax(self, step: Step, followers: Sequence[Step]) -> None:
+        dims, log = self.out_dims, step.op.name == "LogSoftmax"
+        axis = step.attrs.int("axis") % len(dims)
+        if step.attrs.int("flattened") or axis == len(dims) - 1:
+            rows = math.prod(dims[:axis])
+            flat = (rows, math.prod(dims) // rows)
+            return self.emit(self.softmax_stem(step, MemoryDesc.plain(flat, _F32), 1, log, flat), followers)
+        order = [a for a in range(len(dims)) if a != axis] + [axis]
+        inner, strides = row_major_strides([dims[a] for a in order]), [0] * len(dims)
+        for a, stride in zip(order, inner, strict=True):
+            strides[a] = stride
+        plain, turned = MemoryDesc.plain(dims, _F32), MemoryDesc.strided(dims, _F32, strides)
+        scratch = self.recipe.add_scratch(turned.size)
+        self.reorder(plain, self.place(self.index(step, 0)), turned, scratch)
+        stem = _Stem(
+            lambda attributes: p.softmax(turned, turned, axis, log=log, attributes=attributes),
+            lambda _: {p.SRC: scratch, p.DST: scratch}, _Frame(dims, "turned"),
+            finish=lambda: self.reorder(turned, scratch, plain, Place(RESULT)),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def softmax_stem(self, step: Step, desc: MemoryDesc, axis: int, log: bool, dims: tuple[int, ...]) -> _Stem:
+        return _Stem(
+            lambda attributes: p.softmax(desc, desc, axis, log=log, attributes=attributes), self.through(step),
+            _Frame(dims, PLAIN),
+        )  # fmt: skip
+
+    def layer_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        axis = step.attrs.int("axis") % len(self.out_dims)
+        rows = math.prod(self.out_dims[:axis])
+        flat = (rows, math.prod(self.out_dims) // rows)
+        desc, shift = MemoryDesc.plain(flat, _F32), self.has(step, 2)
+
+        def arguments(_: Primitive) -> dict[int, Place]:
+            given = {**self.through(step)(_), p.SCALE: self.place(self.index(step, 1))}
+            return {**given, p.SHIFT: self.place(self.index(step, 2))} if shift else given
+
+        epsilon = step.attrs.float("epsilon")
+        stem = _Stem(
+            lambda attributes: p.layer_normalization(desc, desc, epsilon, shift=shift, attributes=attributes),
+            arguments, _Frame(flat, PLAIN),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def lrn(self, step: Step, followers: Sequence[Step]) -> None:
+        layout, attrs = self.operand(step, 0).layout, step.attrs
+        desc = self.lies(self.operand(step, 0), layout)
+        self.lies(self.out, layout)
+        alpha, beta, bias = (attrs.float(n) for n in ("alpha", "beta", "bias"))
+        stem = _Stem(
+            lambda attributes: p.lrn(desc, desc, attrs.int("size"), alpha, beta, bias, attributes=attributes),
+            self.through(step), _Frame(self.out_dims, layout),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def concat(self, step: Step, followers: Sequence[Step]) -> None:
+        axis = step.attrs.int("axis") % len(self.out_dims)
+        sources = [self.lies(self.operand(step, i), self.out.layout) for i in range(len(step.inputs))]
+        dst = describe(self.out_dims, self.out.layout, self.block)
+        stem = _Stem(
+            lambda attributes: p.concat(sources, axis, dst, attributes=attributes),
+            lambda _: {
+                **{p.multiple_src(i): self.place(self.index(step, i)) for i in range(len(sources))},
+                p.DST: Place(RESULT),
+            },
+            _Frame(self.out_dims, self.out.layout),
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def split(self, step: Step, followers: Sequence[Step]) -> None:
+        x = self.operand(step, 0)
+        axis, start = step.attrs.int("axis") % x.type.rank, 0
+        whole = describe(x.type.static_shape, x.layout, self.block)
+        for number, part in enumerate(self.kernel.results):
+            offsets = [start if a == axis else 0 for a in range(x.type.rank)]
+            source = whole.submemory(part.type.static_shape, offsets)
+            self.reorder(source, self.place(self.index(step, 0)), self.lies(part, x.layout), Place(RESULT, number))
+            start += part.type.static_shape[axis]
+
+    def slice(self, step: Step, followers: Sequence[Step]) -> None:
+        x = self.operand(step, 0)
+        ranges = slice_ranges(x.type, step.attrs)
+        if any(r[2] != 1 for r in ranges.values()):
+            return self.move(step)
+        offsets = [ranges[a][0] if a in ranges else 0 for a in range(x.type.rank)]
+        source = describe(x.type.static_shape, PLAIN, 1).submemory(self.out_dims, offsets)
+        self.reorder(source, self.place(self.index(step, 0)), describe(self.out_dims, PLAIN, 1), Place(RESULT))
+
+    def transpose(self, step: Step, followers: Sequence[Step]) -> None:
+        x = self.operand(step, 0)
+        if x.type.rank < 2:
+            return self.move(step)
+        source = describe(x.type.static_shape, PLAIN, 1).permute(permutation(x.type.rank, step.attrs))
+        self.reorder(source, self.place(self.index(step, 0)), MemoryDesc.plain(self.out_dims, _F32), Place(RESULT))
+
+    # ── element by element ───────────────────────────────────────────────────────────────────────────────────────
+
+    def elementwise(self, step: Step, followers: Sequence[Step]) -> None:
+        stem = self.element_stem(step) if self.floats(step) else None
+        if stem is not None:
+            try:
+                return self.emit(stem, followers)
+            except Unimplemented:
+                self.recipe = Recipe()
+        self.elements(step, {})
+        if followers and self.in_place is not None:
+            raise NotInPlace("the kernel starts in NumPy")
+        self.behind(followers)
+
+    def element_stem(self, step: Step) -> _Stem | None:
+        frame = _Frame(self.out_dims, self.out.layout)
+        desc = describe(self.out_dims, self.out.layout, self.block)
+        unary = _UNARY.get(step.op.name)
+        if unary is not None:
+            return self.unary_stem(self.index(step, 0), unary(step.attrs), desc, frame)
+        if step.op.name == "Erf":
+            return self.erf_stem(step, desc, frame)
+        if step.op.name not in (*_BINARY, "Pow") or len(step.inputs) != 2:
+            return None
+        return self.binary_stem(step, desc, frame)
+
+    def unary_stem(self, index: int, ops: tuple[EltwisePostOp, ...], desc: MemoryDesc, frame: _Frame) -> _Stem | None:
+        if self.kernel.operands[index].type != self.out.type:
+            return None
+        self.lies(self.kernel.operands[index], self.out.layout)
+        first, rest = ops[0], ops[1:]
+        return _Stem(
+            lambda a: p.eltwise(desc, desc, first.algorithm, alpha=first.alpha, beta=first.beta, attributes=a),
+            lambda _: {p.SRC: self.place(index), p.DST: Place(RESULT)}, frame, frozenset({index}), posts=rest,
+            post_places=(None,) * len(rest),
+        )  # fmt: skip
+
+    def erf_stem(self, step: Step, desc: MemoryDesc, frame: _Frame) -> _Stem:
+        """erf(y) = (2 gelu(z) − z) / z with z = √2 y, z kept off 0; beyond |y| = 10 erf is ±1."""
+        index = self.index(step, 0)
+        self.lies(self.operand(step, 0), self.out.layout)
+        scratch = self.recipe.add_scratch(desc.size)
+        shifted = Attributes(post_ops=(EltwisePostOp("linear", math.sqrt(2), 1e-30),))
+        prepare = p.eltwise(desc, desc, "clip_v2", alpha=-10.0, beta=10.0, attributes=shifted)
+        self.launch(prepare, {p.SRC: self.place(index), p.DST: scratch})
+        doubled = Attributes(post_ops=(EltwisePostOp("linear", 2.0, 0.0),))
+        self.launch(p.eltwise(desc, desc, "gelu_erf", attributes=doubled), {p.SRC: scratch, p.DST: Place(RESULT)})
+        return _Stem(
+            lambda a: p.binary(desc, desc, desc, "sub", attributes=a),
+            lambda _: {p.SRC_0: Place(RESULT), p.SRC_1: scratch, p.DST: Place(RESULT)}, frame,
+            posts=(BinaryPostOp("div", desc),), post_places=(scratch,), first=False,
+        )  # fmt: skip
+
+    def binary_stem(self, step: Step, desc: MemoryDesc, frame: _Frame) -> _Stem | None:
+        first, second = self.index(step, 0), self.index(step, 1)
+        for index, other, reverse in ((first, second, False), (second, first, True)):
+            scalar = self.scalar(other)
+            simple = _with_scalar(step.op.name, scalar, reverse) if scalar is not None else None
+            if simple is not None:
+                return self.unary_stem(index, simple, desc, frame)
+        if step.op.name not in _BINARY:
+            return None
+        if self.kernel.operands[first].type != self.out.type:
+            first, second = second, first
+        swapped = first != self.index(step, 0)
+        if self.kernel.operands[first].type != self.out.type or swapped and step.op.name == "Div":
+            return None
+        if self.kernel.operands[first].constant:
+            return None
+        found = self.second(second, frame)
+        if found is None:
+            return None
+        self.lies(self.kernel.operands[first], self.out.layout)
+        other_desc, at = found
+        # a − b is −(b − a)
+        negate = (EltwisePostOp("linear", -1.0, 0.0),) if swapped and step.op.name == "Sub" else ()
+        return _Stem(
+            lambda a: p.binary(desc, other_desc, desc, _BINARY[step.op.name], attributes=a),
+            lambda _: {p.SRC_0: self.place(first), p.SRC_1: at, p.DST: Place(RESULT)}, frame, frozenset({first}),
+            posts=negate, post_places=(None,) * len(negate),
+        )  # fmt: skip
+
+    def elements(self, step: Step, given: dict[int, tuple[Operand, Place]]) -> None:
+        """A step by NumPy, on tensors that all lie as the result does; `given` are inputs that are no operands."""
+        inputs = [given[i] if i in given else self.read(step, i) for i in range(len(step.inputs))]
+        function = element_function(step.op, [o.type for o, _ in inputs], self.out.type)
+        if function is None:
+            raise Unimplemented(f"NumPy has no {step.op.name} of these element types")
+        spread = is_blocked(self.out.type.static_shape, self.out.layout, self.block)
+        specs = []
+        for operand, place in inputs:
+            whole = operand.type.shape == self.out.type.shape
+            layout = PLAIN if operand.constant else operand.layout
+            if whole and not operand.constant:
+                self.lies(operand, self.out.layout)
+            if not whole and not layouts_alike(self.layouts, operand.type, layout, PLAIN):
+                raise Unimplemented("a part of a blocked tensor broadcasts")
+            if spread:
+                specs.append(spread_spec(place, operand.type, layout if whole else PLAIN, self.out_dims, self.block))
+            else:
+                specs.append(logical_spec(place, operand.type, layout if whole else PLAIN, self.block))
+        target = logical_spec(Place(RESULT), self.out.type, self.out.layout, self.block)
+
+        def run(arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+            function(arrays, outs[0], step.attrs)
+
+        self.recipe.launches.append(ArrayLaunch(f"numpy:{step.op.name}", run, tuple(specs), (target,)))
+
+    def read(self, step: Step, position: int) -> tuple[Operand, Place]:
+        index = self.index(step, position)
+        return self.kernel.operands[index], self.place(index)
+
+    # ── NumPy ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def move(self, step: Step) -> None:
+        """A kernel of one step by NumPy between plain arrays."""
+        if len(self.kernel.steps) > 1 or any(r.layout != PLAIN for r in self.kernel.results):
+            raise Unimplemented(f"{step.op.name} is plain and alone only")
+        types = [None if i is None else self.kernel.operands[i].type for i in step.inputs]
+        run = mover(step.op, step.attrs, types, [r.type for r in self.kernel.results])
+        if run is None or None in types:
+            raise Unimplemented(f"NumPy has no {step.op.name} with these attributes")
+        inputs = []
+        for position in range(len(step.inputs)):
+            operand, place = self.read(step, position)
+            if not layouts_alike(self.layouts, operand.type, operand.layout, PLAIN):
+                raise Unimplemented(f"{step.op.name} reads plain tensors only")
+            inputs.append(plain_spec(place, operand.type))
+        outs = tuple(plain_spec(Place(RESULT, i), r.type) for i, r in enumerate(self.kernel.results))
+        self.recipe.launches.append(ArrayLaunch(f"numpy:{step.op.name}", run, tuple(inputs), outs))
+
+    def evaluate(self) -> None:
+        """All steps by their definitions."""
+        if not self.kernel.steps:
+            return self.relayout()
+        operands, results, block = self.kernel.operands, self.kernel.results, self.block
+        run = evaluated(self.kernel)
+
+        def whole(arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+            plain = [to_plain(a, o.type, o.layout, block) for a, o in zip(arrays, operands, strict=True)]
+            for target, found, result in zip(outs, run(plain), results, strict=True):
+                if not isinstance(found, np.ndarray) or found.shape != result.type.static_shape:
+                    shown = getattr(found, "shape", "no tensor")
+                    raise BackendError(f"{self.kernel.steps[-1].op.name} gave {shown} where {result.type} was declared")
+                from_plain(target, found, result.type, result.layout, block)
+
+        inputs = tuple(logical_spec(self.place(i), o.type, o.layout, block) for i, o in enumerate(operands))
+        outs = tuple(logical_spec(Place(RESULT, i), r.type, r.layout, block) for i, r in enumerate(results))
+        name = "+".join(step.op.name for step in self.kernel.steps)
+        self.recipe.launches.append(ArrayLaunch(f"evaluated:{name}", whole, inputs, outs))
+
+
+_Anchor = Callable[[_Designer, Step, Sequence[Step]], None]
+
+_ANCHORS: dict[str, _Anchor] = {
+    "Conv": _Designer.conv,
+    "MatMul": _Designer.matmul,
+    "Gemm": _Designer.gemm,
+    "MaxPool": _Designer.pool,
+    "AveragePool": _Designer.pool,
+    "GlobalAveragePool": _Designer.global_pool,
+    "GlobalMaxPool": _Designer.global_pool,
+    "ReduceSum": _Designer.reduction,
+    "ReduceMean": _Designer.reduction,
+    "ReduceMax": _Designer.reduction,
+    "ReduceMin": _Designer.reduction,
+    "BatchNormalization": _Designer.batch_norm,
+    "Softmax": _Designer.softmax,
+    "LogSoftmax": _Designer.softmax,
+    "LayerNormalization": _Designer.layer_norm,
+    "LRN": _Designer.lrn,
+    "Concat": _Designer.concat,
+    "Split": _Designer.split,
+    "Slice": _Designer.slice,
+    "Transpose": _Designer.transpose,
+}
+
+__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "OneDNNFusion", "design", "is_slow"]

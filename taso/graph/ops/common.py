@@ -1,0 +1,122 @@
+"""Pieces that the blocks of several operators share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from taso.graph.errors import DimensionMismatch, GraphError, ShapeError
+from taso.graph.index import Affine, Expr, Loop, Read, at
+from taso.graph.operator import Array, FileNode, Types, Unmodelled
+from taso.graph.types import Dim, Shape, TensorType, larger, show_shape
+
+
+def present(types: Types, position: int, op: str) -> TensorType:
+    """The type of an input that must be there, with known rank."""
+    found = types[position] if position < len(types) else None
+    if found is None:
+        raise GraphError(f"{op} needs its input {position}")
+    if found.shape is None:
+        raise ShapeError(f"{op}: the rank of input {position} is unknown")
+    return found
+
+
+def require_rank(t: TensorType, rank: int, op: str, what: str) -> None:
+    if t.rank != rank:
+        raise ShapeError(f"{op}: {what} must have {rank} dimensions, but its shape is {show_shape(t.shape)}")
+
+
+def require_equal(left: Dim, right: Dim, op: str, what: str) -> None:
+    """Raises `DimensionMismatch` unless the two dimensions are equal for every value of their symbols."""
+    if left != right:
+        raise DimensionMismatch(f"{op}: {what} differ: {left} and {right}", left, right)
+
+
+def require_same_dtype(types: Types, op: str) -> None:
+    """Raises `ShapeError` unless all present inputs have one element type."""
+    given = [(i, t.dtype) for i, t in enumerate(types) if t is not None]
+    for position, dtype in given[1:]:
+        if dtype is not given[0][1]:
+            first = given[0][1].name
+            raise ShapeError(f"{op}: input 0 is {first} and input {position} is {dtype.name}; they must agree")
+
+
+def normal_axis(axis: int, rank: int, op: str) -> int:
+    """`axis` counted from the front; raises `ShapeError` outside −rank … rank − 1."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{op}: axis {axis} is outside a tensor of {rank} dimensions")
+    return axis % rank
+
+
+def normal_axes(axes: Sequence[int], rank: int, op: str) -> tuple[int, ...]:
+    normal = tuple(normal_axis(a, rank, op) for a in axes)
+    if len(set(normal)) != len(normal):
+        raise ShapeError(f"{op}: an axis is named twice in {tuple(axes)}")
+    return normal
+
+
+def broadcast(shapes: Sequence[Shape], op: str) -> Shape:
+    """NumPy's broadcasting; raises `DimensionMismatch` where two sizes can never meet."""
+    rank = max(len(s) for s in shapes)
+    result: list[Dim] = []
+    for axis in range(rank):
+        dim: Dim = 1
+        for shape in shapes:
+            position = axis - rank + len(shape)
+            if position >= 0:
+                dim = _broadcast_dim(dim, shape[position], op, shapes)
+        result.append(dim)
+    return tuple(result)
+
+
+def _broadcast_dim(a: Dim, b: Dim, op: str, shapes: Sequence[Shape]) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        shown = " and ".join(show_shape(s) for s in shapes)
+        raise DimensionMismatch(f"{op}: shapes {shown} do not broadcast", a, b)
+    # a number above 1 met by a symbol: the symbol is that number or 1
+    return a if isinstance(a, int) else b if isinstance(b, int) else larger(a, b)
+
+
+def output_loops(shape: Shape) -> tuple[Loop, ...]:
+    return tuple(Loop(f"i{axis}", dim) for axis, dim in enumerate(shape))
+
+
+def single_axes(loops: Sequence[Loop]) -> tuple[tuple[Loop, ...], ...]:
+    return tuple((loop,) for loop in loops)
+
+
+def broadcast_read(position: int, t: TensorType, loops: Sequence[Loop]) -> Expr:
+    """Reads an input that broadcasts to the output's loops."""
+    offset = len(loops) - t.rank
+    index = tuple(
+        Affine(()) if dim == 1 and loops[offset + axis].extent != 1 else at(loops[offset + axis])
+        for axis, dim in enumerate(t.dims)
+    )
+    return Read(position, index)
+
+
+def small_ints(node: FileNode, position: int) -> tuple[int, ...]:
+    """A constant integer vector (or scalar) input; raises `Unmodelled` where it is not constant."""
+    return int_tuple(node.needs(position))
+
+
+def int_tuple(array: Array) -> tuple[int, ...]:
+    return tuple(int(v) for v in np.asarray(array).reshape(-1).tolist())
+
+
+def only_attributes(node: FileNode, *names: str) -> None:
+    """Raises `Unmodelled` where the file has an attribute that this reading would lose."""
+    extra = sorted(set(node.attrs) - set(names))
+    if extra:
+        raise Unmodelled(f"{node.op_type} with attribute {extra[0]}")
+
+
+def one_output(node: FileNode) -> None:
+    """Raises `Unmodelled` where a second output is in use."""
+    if any(node.outputs[1:]):
+        raise Unmodelled(f"{node.op_type} with a second output")

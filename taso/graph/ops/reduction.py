@@ -1,0 +1,133 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from taso.graph.index import Affine, Call, Expr, Inside, Loop, Meaning, Read, Reduce, at
+from taso.graph.operator import Attrs, AttrValue, FileNode, Operator, Reading, Spelling, Types, Unmodelled, register
+from taso.graph.ops.common import normal_axes, normal_axis, only_attributes, present, small_ints
+from taso.graph.types import Dim, DType, TensorType
+
+# ── ReduceSum and its kin: `axes` counted from the front; none means all axes ────────────────────────────────────
+
+
+def reduced_axes(t: TensorType, attrs: Attrs, op: str) -> tuple[int, ...]:
+    """The axes that are reduced, in ascending order."""
+    axes = attrs.ints("axes")
+    return tuple(sorted(normal_axes(axes, t.rank, op))) if axes else tuple(range(t.rank))
+
+
+def _type(op: str, types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x = present(types, 0, op)
+    gone = reduced_axes(x, attrs, op)
+    keep = attrs.int("keepdims")
+    dims: list[Dim] = [1 if a in gone else d for a, d in enumerate(x.dims) if keep or a not in gone]
+    return (x.with_shape(dims),)
+
+
+def _meaning(
+    op: str, types: Types, attrs: Attrs, kind: str, inner: Callable[[Expr], Expr], outer: Callable[[Expr], Expr]
+) -> tuple[Meaning, ...]:
+    x = present(types, 0, op)
+    gone = reduced_axes(x, attrs, op)
+    keep = attrs.int("keepdims")
+    axes: list[tuple[Loop, ...]] = []
+    summed: list[Loop] = []
+    index: list[Affine] = []
+    for a, dim in enumerate(x.dims):
+        loop = Loop(f"k{a}" if a in gone else f"i{a}", dim)
+        index.append(at(loop))
+        if a in gone:
+            summed.append(loop)
+            if keep:
+                axes.append((Loop(f"i{a}", 1),))
+        else:
+            axes.append((loop,))
+    read = Read(0, tuple(index))
+    body: Expr = Reduce(kind, tuple(summed), inner(read)) if summed else inner(read)
+    if op == "ReduceMean" and summed:
+        body = Call("div", (body, Reduce("sum", tuple(summed), Inside(0, tuple(index)))))
+    return (Meaning(tuple(axes), outer(body)),)
+
+
+def _read_reduction(node: FileNode, inputs_since: int) -> Reading:
+    """Axes are an attribute up to opset 17 (ReduceSum: 12), then an input."""
+    only_attributes(node, "axes", "keepdims", "noop_with_empty_axes")
+    axes = node.ints("axes") or ()
+    if node.version >= inputs_since and node.has(1):
+        axes = small_ints(node, 1)
+    if not axes and node.attrs.get("noop_with_empty_axes", 0):
+        raise Unmodelled(f"{node.op_type} that reduces nothing")
+    x = node.type(0)
+    normal = tuple(sorted(normal_axes(axes, x.rank, node.op_type)))
+    return Reading({"axes": normal, "keepdims": node.attrs.get("keepdims", 1)}, (0,))
+
+
+def _write_reduction(op: str, attrs: Attrs, opset: int, inputs_since: int) -> Spelling:
+    said: dict[str, AttrValue] = {"keepdims": attrs.int("keepdims")}
+    axes = attrs.ints("axes")
+    if opset < inputs_since:
+        return Spelling(op, {**said, "axes": axes} if axes else said, (0,))
+    return Spelling(op, said, (0, np.asarray(axes, np.int64)) if axes else (0,))
+
+
+def _reduction(
+    name: str, kind: str, inputs_since: int = 18, linear: bool = False, inner: Callable[[Expr], Expr] = lambda e: e,
+    outer: Callable[[Expr], Expr] = lambda e: e,
+) -> Operator:  # fmt: skip
+    return register(
+        Operator(
+            name, lambda types, attrs: _type(name, types, attrs), {"axes": (), "keepdims": 1},
+            linear=frozenset({0} if linear else ()),
+            meaning=lambda types, attrs: _meaning(name, types, attrs, kind, inner, outer),
+            read=lambda node: _read_reduction(node, inputs_since),
+            write=lambda attrs, types, opset: _write_reduction(name, attrs, opset, inputs_since),
+        )
+    )  # fmt: skip
+
+
+def _square(e: Expr) -> Expr:
+    return Call("mul", (e, e))
+
+
+REDUCE_SUM = _reduction("ReduceSum", "sum", 13, linear=True)
+REDUCE_MEAN = _reduction("ReduceMean", "sum", linear=True)
+REDUCE_MAX = _reduction("ReduceMax", "max")
+REDUCE_MIN = _reduction("ReduceMin", "min")
+REDUCE_PROD = _reduction("ReduceProd", "prod")
+REDUCE_SUM_SQUARE = _reduction("ReduceSumSquare", "sum", inner=_square)
+REDUCE_L1 = _reduction("ReduceL1", "sum", inner=lambda e: Call("abs", (e,)))
+REDUCE_L2 = _reduction("ReduceL2", "sum", inner=_square, outer=lambda e: Call("sqrt", (e,)))
+
+# ── ArgMax, ArgMin: their meaning is that of onnx.reference ──────────────────────────────────────────────────────
+
+
+def _arg_type(op: str, types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x = present(types, 0, op)
+    axis = normal_axis(attrs.int("axis"), x.rank, op)
+    dims = [1 if a == axis else d for a, d in enumerate(x.dims) if attrs.int("keepdims") or a != axis]
+    return (TensorType(DType.INT64, tuple(dims)),)
+
+
+def _write_arg(op: str, attrs: Attrs, opset: int) -> Spelling:
+    said = {n: attrs[n] for n in ("axis", "keepdims")}
+    if attrs.int("select_last_index"):
+        said["select_last_index"] = 1
+    return Spelling(op, said, (0,))
+
+
+def _arg(name: str) -> Operator:
+    return register(
+        Operator(
+            name, lambda types, attrs: _arg_type(name, types, attrs),
+            {"axis": 0, "keepdims": 1, "select_last_index": 0},
+            write=lambda attrs, types, opset: _write_arg(name, attrs, opset),
+        )
+    )  # fmt: skip
+
+
+ARG_MAX = _arg("ArgMax")
+ARG_MIN = _arg("ArgMin")

@@ -1,0 +1,1 @@
+"""What may be rewritten: rule files, patterns, the language of their conditions, and their trial."""

@@ -1,0 +1,119 @@
+"""Constant tensors that rules speak of: internal operators without inputs, whose shape is an attribute.
+
+In a target they become weights, made by `constant_weight`; in a source they match only weights that the same operator
+made with the same attributes, because only of those the content is known without looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from taso.graph.errors import GraphError
+from taso.graph.index import Const, Expr, Meaning, Pick, evaluate
+from taso.graph.numbers import Float64
+from taso.graph.operator import REQUIRED, Array, Attrs, AttrValue, Operator, Required, Types, Weight, register
+from taso.graph.ops.common import output_loops, single_axes
+from taso.graph.ops.elementwise import constant
+from taso.graph.types import Dim, TensorType
+
+ShapeOf = Callable[[Attrs], tuple[int, ...]]
+_ONE, _ZERO = Const(Fraction(1)), Const(Fraction(0))
+
+
+def _define(
+    name: str, shape: ShapeOf, body: Callable[[Attrs], Expr], needed: tuple[str, ...],
+    optional: dict[str, AttrValue] | None = None,
+) -> Operator:  # fmt: skip
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        dims = shape(attrs)
+        if any(d < 0 for d in dims):
+            raise GraphError(f"{name}: {dims} is no shape")
+        return (TensorType(attrs.dtype("dtype"), dims),)
+
+    def meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+        return (Meaning(single_axes(output_loops(shape(attrs))), body(attrs)),)
+
+    attributes: dict[str, AttrValue | Required] = {**dict.fromkeys((*needed, "dtype"), REQUIRED), **(optional or {})}
+    return register(Operator(name, infer, attributes, meaning=meaning, arity=(0, 0), internal=True))
+
+
+def _one_hot(loop: str, size: int, position: int, then: Expr) -> Expr:
+    """`then` where `loop` is at `position`, else 0."""
+    pieces: list[tuple[Dim, Expr]] = [(position, _ZERO), (1, then), (size - position - 1, _ZERO)]
+    return Pick(loop, tuple(p for p in pieces if p[0]))
+
+
+def _diagonal(size: int, then: Expr) -> Expr:
+    """`then` where the first two axes agree, else 0."""
+    if size == 0:
+        return _ZERO
+    return Pick("i0", tuple((1, _one_hot("i1", size, i, then)) for i in range(size)))
+
+
+def _kernel_shape(attrs: Attrs) -> tuple[int, ...]:
+    channels = attrs.int("channels")
+    return (channels, channels, *attrs.ints("kernel_shape"))
+
+
+def _centre(attrs: Attrs) -> Expr:
+    """SAME_LOWER puts the larger half of an even window's padding first, so its centre is element k // 2."""
+    body: Expr = _ONE
+    for axis, size in reversed(list(enumerate(attrs.ints("kernel_shape"), 2))):
+        body = _one_hot(f"i{axis}", size, size // 2, body)
+    return _diagonal(attrs.int("channels"), body)
+
+
+def _average(attrs: Attrs) -> Expr:
+    size = 1
+    for k in attrs.ints("kernel_shape"):
+        size *= k
+    return Const(Fraction(1, size))
+
+
+CONSTANT = _define(
+    "Constant", lambda a: a.ints("shape"), lambda a: constant(a.float("value")), ("value",), {"shape": ()}
+)  # fmt: skip
+ONES = _define("Ones", lambda a: a.ints("shape"), lambda a: _ONE, ("shape",))
+IDENTITY_MATRIX = _define(
+    "IdentityMatrix", lambda a: (a.int("size"), a.int("size")), lambda a: _diagonal(a.int("size"), _ONE), ("size",)
+)  # fmt: skip
+# the kernel of a convolution that reproduces its input
+IDENTITY_KERNEL = _define("IdentityKernel", _kernel_shape, _centre, ("channels", "kernel_shape"))
+# the kernel of a depthwise convolution that averages, counting the padding
+AVERAGING_KERNEL = _define(
+    "AveragingKernel", lambda a: (a.int("channels"), 1, *a.ints("kernel_shape")), _average, ("channels", "kernel_shape")
+)  # fmt: skip
+
+CONSTANTS = frozenset({CONSTANT, ONES, IDENTITY_MATRIX, IDENTITY_KERNEL, AVERAGING_KERNEL})
+
+
+class ConstantWeight(Weight):
+    """A weight whose content is that of `op` with `attrs`."""
+
+    __slots__ = ("attrs", "op")
+
+    def __init__(self, op: Operator, attrs: Attrs) -> None:
+        (type,) = op.types_of((), attrs)
+        super().__init__(type, self._values, op.name)
+        self.op = op
+        self.attrs = attrs
+
+    def _values(self) -> Array:
+        meaning = self.op.meaning
+        if meaning is None:
+            raise GraphError(f"{self.op.name} has no values")
+        (described,) = meaning((), self.attrs)
+        return np.array(evaluate(described, (), Float64())).astype(self.type.dtype.numpy)
+
+
+@lru_cache(maxsize=4096)
+def constant_weight(op: Operator, attrs: Attrs) -> ConstantWeight:
+    """The weight of a constant operator; the same operator and attributes give the same weight, so that it interns.
+
+    Raises `GraphError` for attributes that give no shape.
+    """
+    return ConstantWeight(op, attrs)

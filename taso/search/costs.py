@@ -1,0 +1,71 @@
+"""What a kernel costs: measured once per device and kept, or by the backend's formula where it cannot measure."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from taso.backends.base import Backend
+from taso.backends.costs import CostDatabase
+from taso.backends.lowering import Kernel
+from taso.graph.errors import BackendError
+
+log = logging.getLogger(__name__)
+
+PENALTY = 1e3
+"""Seconds charged for a kernel that cannot run: finite, so that differences of costs stay meaningful."""
+
+
+@dataclass
+class CostModel:
+    """Seconds per kernel on one backend.
+
+    `measured` counts kernels that had to be measured, `known` those found in the database, `seconds` the time spent on
+    measuring. A kernel that fails to run costs `PENALTY`: a candidate that needs it is never better.
+    """
+
+    backend: Backend
+    database: CostDatabase
+    trace: Callable[[str], None] | None = None
+    measured: int = 0
+    known: int = 0
+    seconds: float = 0.0
+    failures: dict[str, str] = field(default_factory=dict)
+    _device: str = ""
+    _costs: dict[Kernel, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._device = self.backend.device_key()
+
+    def kernel(self, kernel: Kernel) -> float:
+        """Seconds of one run."""
+        found = self._costs.get(kernel)
+        if found is None:
+            found = self._costs[kernel] = self._stored(kernel) if self.backend.measures else self._ask(kernel)
+        return found
+
+    def _stored(self, kernel: Kernel) -> float:
+        stored = self.database.cost(self._device, kernel.key)
+        if stored is not None:
+            self.known += 1
+            return stored
+        seconds = self._ask(kernel)
+        if seconds == PENALTY:
+            return seconds
+        self.measured += 1
+        if self.trace is not None:
+            self.trace(f"measured {seconds * 1e3:.4f} ms  {kernel.key}")
+        return self.database.keep_cost(self._device, kernel.key, seconds)
+
+    def _ask(self, kernel: Kernel) -> float:
+        started = time.perf_counter()
+        try:
+            return self.backend.measure(kernel)
+        except (BackendError, MemoryError) as error:
+            self.failures[kernel.key] = str(error)
+            log.warning("a kernel could not be measured and is not used: %s (%s)", kernel.key, error)
+            return PENALTY
+        finally:
+            self.seconds += time.perf_counter() - started

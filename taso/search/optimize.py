@@ -1,0 +1,243 @@
+"""From a graph to the fastest equal one that a search finds: the whole of `taso.optimize`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from taso.backends.base import Backend
+from taso.backends.costs import CostDatabase
+from taso.backends.lowering import flops, is_view, lower
+from taso.graph.errors import GraphError, InputError, TasoError
+from taso.graph.graph import Graph, Value
+from taso.graph.types import Dim, SymDim
+from taso.rules.matcher import Matcher
+from taso.rules.pattern import Exactness, Rule, Status
+from taso.search.backtracking import Limits, Outcome, Taken, backtrack
+from taso.search.costs import CostModel
+from taso.search.progress import progress_line
+from taso.search.result import Report, Rewrite, to_graph
+from taso.search.state import Setting, State, initial_state
+from taso.search.store import Store, load
+from taso.search.verify import Timing, compare, programs, race, random_feeds
+
+log = logging.getLogger(__name__)
+
+ALLOWED = (Exactness.EXACT, Exactness.REASSOCIATES)
+ADMITTED = (Status.PROVED, Status.BOUNDED, Status.TESTED)
+
+
+@dataclass
+class Settings:
+    """How to optimize. `threads` and `backend` say where the result is to run."""
+
+    backend: Backend
+    rules: Sequence[Rule]
+    database: CostDatabase
+    limits: Limits = field(default_factory=Limits)
+    threads: int | None = None
+    verify: bool = True
+    never_slower: bool = True
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+    progress: bool | None = None
+    print_measurements: bool = False
+    check_every_step: bool = False
+
+
+@dataclass
+class Prepared:
+    """A graph in a store, with its cost."""
+
+    state: State
+    classes: dict[Value, int]
+    costs: CostModel
+    sizes: dict[str, Dim]
+
+
+def usable(rules: Sequence[Rule], exactness: Sequence[Exactness] = ALLOWED) -> list[Rule]:
+    """The rules that a search may take: never refuted or unproved ones, and no less exact than is allowed."""
+    return [r for r in rules if r.status in ADMITTED and r.exactness in exactness]
+
+
+def measuring_sizes(graph: Graph, input_shapes: Mapping[str, Sequence[int]]) -> dict[str, Dim]:
+    """Numbers for the symbolic dimensions: from `input_shapes` (name → shape), 1 where nothing is said.
+
+    Raises `InputError` for a name that is no input, or a shape that does not fit it.
+    """
+    sizes: dict[str, Dim] = {}
+    types = dict(zip(graph.input_names, (v.type for v in graph.inputs), strict=True))
+    for name, shape in input_shapes.items():
+        if name not in types:
+            raise InputError(f"input_shapes names '{name}', but the inputs are {sorted(types)}")
+        declared = types[name].shape
+        if declared is not None and len(declared) != len(shape):
+            raise InputError(f"input '{name}' has {len(declared)} dimensions, input_shapes gives {len(shape)}")
+        for dim, size in zip(declared or (), shape, strict=True):
+            _bind(name, dim, size, sizes)
+    sizes.update({s: 1 for s in sorted(graph.symbols) if s not in sizes})
+    return sizes
+
+
+def _bind(name: str, dim: Dim, size: int, sizes: dict[str, Dim]) -> None:
+    if isinstance(dim, int):
+        if dim != size:
+            raise InputError(f"input '{name}' has a dimension of {dim}, input_shapes gives {size}")
+    elif isinstance(dim, SymDim) and dim.symbol is not None:
+        known = sizes.setdefault(dim.symbol, size)
+        if known != size:
+            raise InputError(f"input_shapes gives the dimension '{dim.symbol}' two sizes, {known} and {size}")
+
+
+def prepare(graph: Graph, settings: Settings) -> Prepared:
+    """Puts `graph` into a store and costs it, kernel by kernel."""
+    sizes: dict[str, Dim] = dict(settings.sizes)
+    costs = CostModel(settings.backend, settings.database, print if settings.print_measurements else None)
+    store = Store(settings.backend.lowering.layouts, graph.info.opset, sizes)
+    setting = Setting(store, settings.backend.lowering, costs)
+    classes, nodes = load(store, graph)
+    state = initial_state(setting, nodes, [classes[v] for _, v in graph.outputs])
+    return Prepared(state, classes, costs, sizes)
+
+
+def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
+    """The best graph found and the report; `graph` itself is never changed.
+
+    The original comes back where nothing better is found, where the outputs could not be shown equal, or where the
+    whole-graph measurement does not show the best to be faster.
+    """
+    started = time.perf_counter()
+    report = Report(settings.backend.name, settings.backend.device_key())
+    try:
+        best = _optimized(graph, settings, report)
+    except KeyboardInterrupt:
+        report.decision = "interrupted before anything was found: the original graph"
+        best = graph
+    report.total_seconds = time.perf_counter() - started
+    return best, report
+
+
+def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
+    prepared = prepare(graph, settings)
+    report.costs_are_measured = settings.backend.measures
+    limits = settings.limits
+    limits.constant_bytes = 2 * prepared.state.constant_bytes + (16 << 20)
+    with progress_line(limits.budget, settings.progress) as line:
+        outcome = backtrack(
+            prepared.state, Matcher(settings.rules), limits, line, settings.check_every_step
+        )
+    _describe(report, prepared, outcome)
+    if not outcome.path:
+        report.decision = _nothing_found(limits, outcome)
+        return graph
+    try:
+        best = to_graph(outcome.best, graph, prepared.classes, type(graph))
+        return _decide(graph, best, settings, prepared, outcome, report)
+    except TasoError as error:
+        log.warning("the optimized graph could not be used: %s", error)
+        report.decision = f"the optimized graph could not be used ({error}): the original graph"
+        report.rewrites = []
+        return graph
+
+
+def _nothing_found(limits: Limits, outcome: Outcome) -> str:
+    if limits.budget == 0:
+        return "the budget is 0: the original graph"
+    tried = outcome.statistics.candidates
+    return f"none of the {tried} rewrites that apply lowers the cost: the original graph is the best found"
+
+
+def _describe(report: Report, prepared: Prepared, outcome: Outcome) -> None:
+    statistics = outcome.statistics
+    report.cost_before = outcome.initial.cost * 1e3
+    report.cost_after = outcome.best.cost * 1e3
+    report.kernels_before = kernel_count(outcome.initial)
+    report.kernels_after = kernel_count(outcome.best)
+    report.rewrites = [_rewrite(t, outcome.initial) for t in outcome.path]
+    report.near_misses = [(m.match.rule.name, m.change * 1e3) for m in outcome.near_misses]
+    report.expanded = statistics.expanded
+    report.candidates = statistics.candidates
+    report.duplicates = statistics.duplicates
+    report.stopped = statistics.stopped
+    report.search_seconds = statistics.seconds
+    report.measuring_seconds = prepared.costs.seconds
+    report.kernels_measured = prepared.costs.measured
+    report.kernels_known = prepared.costs.known
+    for kernel, reason in prepared.costs.failures.items():
+        report.messages.append(f"a kernel could not be measured and was avoided: {kernel}: {reason}")
+    if prepared.sizes and prepared.state.setting.store.sizes:
+        shown = ", ".join(f"{k}={v}" for k, v in sorted(prepared.sizes.items()))
+        report.messages.append(f"measured with {shown}")
+
+
+def kernel_count(state: State) -> int:
+    """Kernels of a state that do work: not views, and changes of layout included."""
+    lowering, count = state.setting.lowering, len(state.layout_costs)
+    for anchor in state.kernel_costs:
+        kernel, _ = lowering.kernel(state, lowering.group(state, anchor))
+        count += not is_view(kernel)
+    return count
+
+
+def _rewrite(taken: Taken, initial: State) -> Rewrite:
+    rule = taken.match.rule
+    entries = initial.setting.store.entries
+    where = ", ".join(f"{entries[n].op.name}#{n}" for n in taken.match.nodes)
+    return Rewrite(rule.name, rule.id, where, taken.gain * 1e3, rule.exactness.value, rule.status.value)
+
+
+def _decide(
+    graph: Graph, best: Graph, settings: Settings, prepared: Prepared, outcome: Outcome, report: Report
+) -> Graph:
+    """Compares outputs and whole-graph times: the last word."""
+    if settings.verify:
+        check = compare(graph, best, prepared.sizes, settings.seed)
+        report.verified, report.verification, report.relative_error = check.passed, check.reason, check.error
+        if not check.passed:
+            log.warning("the optimized graph is not used: %s", check.reason)
+            report.decision = f"the outputs could not be shown equal ({check.reason}): the original graph"
+            report.rewrites = []
+            return graph
+    if not settings.never_slower or not settings.backend.measures:
+        report.decision = f"{len(report.rewrites)} rewrites, not measured as a whole"
+        return best
+    try:
+        timing = _timing(graph, best, settings, prepared, outcome)
+    except KeyboardInterrupt:
+        report.decision = f"{len(report.rewrites)} rewrites; interrupted before the whole graph was measured"
+        return best
+    report.measured_before, report.measured_after = timing.original * 1e3, timing.best * 1e3
+    report.ratio_low, report.ratio_high = timing.low, timing.high
+    if timing.faster:
+        report.decision = f"{len(report.rewrites)} rewrites; the whole graph is measured to be faster"
+        return best
+    report.decision = (
+        f"{len(report.rewrites)} rewrites lower the summed kernel costs, but the whole graph is not measurably faster: "
+        "the original graph"
+    )
+    report.rewrites = []
+    return graph
+
+
+def _timing(graph: Graph, best: Graph, settings: Settings, prepared: Prepared, outcome: Outcome) -> Timing:
+    """The race of both graphs, or the stored verdict of an earlier one."""
+    device = settings.backend.device_key()
+    sizes = ",".join(f"{k}={v}" for k, v in sorted(prepared.sizes.items()))
+    first, second = (f"{s.fingerprint:016x}:{sizes}" for s in (outcome.initial, outcome.best))
+    stored = settings.database.verdict(device, first, second)
+    if stored is not None:
+        return Timing(*stored)
+    original, candidate = programs(settings.backend, graph, best, settings.threads)
+    timing = race(original, candidate, random_feeds(graph, prepared.sizes, settings.seed))
+    settings.database.keep_verdict(device, first, second, (timing.original, timing.best, timing.low, timing.high))
+    return timing
+
+
+def roofline(graph: Graph, backend: Backend) -> float:
+    """Multiplications and additions of one inference, by the lowered kernels."""
+    return sum(flops(job.kernel) for job in lower(graph, backend.lowering).jobs)
+
+
+__all__ = ["GraphError", "Settings", "measuring_sizes", "optimize", "prepare", "usable"]

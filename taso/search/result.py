@@ -1,0 +1,185 @@
+"""What a search gives back: the best state as a graph, and a report of how it came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from taso.graph.evaluate import constant_value
+from taso.graph.graph import Graph, Node, Value
+from taso.graph.operator import Trait, Weight
+from taso.search.state import State
+from taso.search.store import Entry
+
+
+def to_graph(state: State, original: Graph, classes: dict[Value, int], graph_class: type[Graph]) -> Graph:
+    """The graph of a state. Values that survive keep their names; constants that rules made are folded lazily."""
+    fresh = graph_class()
+    entries = state.setting.store.entries
+    values: dict[int, Value] = {}
+    for number in state.ordered():
+        entry = entries[number]
+        inputs = [values[c] if c is not None else None for c in entry.inputs]
+        node = _make(fresh, entry, inputs)
+        for value, c in zip(node.outputs, state.made[number], strict=True):
+            if state.producers.get(c) == number:
+                values[c] = value
+    mapping = {v: values[c] for v, c in classes.items() if c in values}
+    for old, (_, value) in zip(state.graph_outputs, original.outputs, strict=True):
+        mapping[value] = values[old]
+    original.transfer(fresh, mapping)
+    return fold(fresh)
+
+
+def _make(graph: Graph, entry: Entry, inputs: Sequence[Value | None]) -> Node:
+    given = entry.types if entry.op.has(Trait.SOURCE) or entry.op.has(Trait.OPAQUE) else None
+    return graph.make(entry.op, inputs, entry.attrs, given, entry.origin)
+
+
+def fold(graph: Graph, slack: int = 1 << 16) -> Graph:
+    """Turns what depends on weights alone into weights, computed when asked for.
+
+    A constant larger than all it was made of plus `slack` bytes stays as nodes, so that no file is blown up.
+    """
+    read = _read_at_run_time(graph)
+    made_of = _weight_bytes(graph)
+
+    def replacement(fresh: Graph, node: Node, inputs: tuple[Value | None, ...]) -> Sequence[Value]:
+        if not node.constant or node.op.name == "Weight":
+            given = [v.type for v in node.outputs]
+            return fresh.make(node.op, inputs, node.attrs, given, node.origin).outputs
+        return [
+            fresh.add_weight(_lazy(v)) if v in read and _worth_folding(v, made_of[node], slack, node)
+            else fresh.make(node.op, inputs, node.attrs, [u.type for u in node.outputs], node.origin).outputs[v.index]
+            for v in node.outputs
+        ]  # fmt: skip
+
+    return graph.rebuilt(replacement)
+
+
+def _lazy(value: Value) -> Weight:
+    return Weight(value.type, lambda: constant_value(value))
+
+
+def _worth_folding(value: Value, made_of: int, slack: int, node: Node) -> bool:
+    if not value.type.static:
+        return False
+    # what rules made and ONNX cannot write must be folded whatever its size
+    return node.op.internal or value.type.nbytes <= made_of + slack
+
+
+def _read_at_run_time(graph: Graph) -> set[Value]:
+    read = {v for _, v in graph.outputs}
+    for node in graph.nodes:
+        if not node.constant:
+            read.update(v for v in node.inputs if v is not None)
+    return {v for v in read if v.node.constant}
+
+
+def _weight_bytes(graph: Graph) -> dict[Node, int]:
+    """For each constant node the bytes of the weights beneath it."""
+    beneath: dict[Node, frozenset[Node]] = {}
+    for node in graph.nodes:
+        if node.op.name == "Weight":
+            beneath[node] = frozenset({node})
+        elif node.constant:
+            beneath[node] = frozenset().union(*(beneath[v.node] for v in node.inputs if v is not None))
+    return {n: sum(w.output.type.nbytes for w in ws if w.output.type.static) for n, ws in beneath.items()}
+
+
+@dataclass
+class Rewrite:
+    """One rewrite that was taken: the rule's equation, where it applied, and what it saved by the cost model."""
+
+    rule: str
+    identifier: str
+    where: str
+    gain_ms: float
+    exactness: str
+    status: str
+
+
+@dataclass
+class Report:
+    """What `optimize` did. Times in milliseconds; `measured_*` are whole-graph medians, None where nothing was run."""
+
+    backend: str
+    device: str
+    cost_before: float = 0.0
+    cost_after: float = 0.0
+    costs_are_measured: bool = True
+    measured_before: float | None = None
+    measured_after: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    kernels_before: int = 0
+    kernels_after: int = 0
+    rewrites: list[Rewrite] = field(default_factory=list)
+    near_misses: list[tuple[str, float]] = field(default_factory=list)
+    decision: str = ""
+    messages: list[str] = field(default_factory=list)
+    verified: bool | None = None
+    verification: str = ""
+    relative_error: float | None = None
+    expanded: int = 0
+    candidates: int = 0
+    duplicates: int = 0
+    stopped: str = ""
+    search_seconds: float = 0.0
+    measuring_seconds: float = 0.0
+    kernels_measured: int = 0
+    kernels_known: int = 0
+    total_seconds: float = 0.0
+
+    @property
+    def changed(self) -> bool:
+        """Whether the graph that came back differs from the one given."""
+        return bool(self.rewrites)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain data, ready for JSON."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def summary(self) -> str:
+        """The report as text."""
+        lines = [self.decision or "nothing was done"]
+        lines += [f"  {count}× {rule}  (saves {gain:.3f} ms)" for rule, count, gain in self.by_rule()]
+        kind = "measured kernels" if self.costs_are_measured else "a formula, not measured"
+        lines.append(
+            f"cost ({kind}): {self.cost_before:.3f} → {self.cost_after:.3f} ms, "
+            f"kernels: {self.kernels_before} → {self.kernels_after}"
+        )
+        if self.measured_before is not None and self.measured_after is not None:
+            lines.append(
+                f"whole graph on {self.backend}: {self.measured_before:.3f} → {self.measured_after:.3f} ms "
+                f"(ratio {self.ratio_low:.3f} to {self.ratio_high:.3f})"
+            )
+        if self.verified is not None:
+            said = f"equal, largest relative error {self.relative_error:.1e}"
+            said = said if self.verified else f"not shown equal, {self.verification}"
+            lines.append(f"outputs compared with the original's: {said}")
+        lines.append(
+            f"search: {self.expanded} graphs expanded, {self.candidates} candidates, {self.duplicates} duplicates, "
+            f"{self.search_seconds:.2f} s of which {self.measuring_seconds:.2f} s measuring "
+            f"({self.kernels_measured} kernels measured, {self.kernels_known} known)"
+            + (f"; stopped by {self.stopped}" if self.stopped else "")
+        )
+        if not self.rewrites and self.near_misses:
+            lines.append("closest rewrites that did not pay:")
+            lines += [f"  +{change:.3f} ms  {rule}" for rule, change in self.near_misses[:5]]
+        lines += self.messages
+        return "\n".join(lines)
+
+    def by_rule(self) -> list[tuple[str, int, float]]:
+        """(equation, times taken, milliseconds saved) for each rule, the most useful first."""
+        found: dict[str, tuple[int, float]] = {}
+        for rewrite in self.rewrites:
+            count, gain = found.get(rewrite.rule, (0, 0.0))
+            found[rewrite.rule] = (count + 1, gain + rewrite.gain_ms)
+        return sorted(((r, c, g) for r, (c, g) in found.items()), key=lambda t: (-t[2], t[0]))
+
+    __str__ = summary

@@ -1,0 +1,658 @@
+"""States of the search, as differences over one store.
+
+A `State` says which node computes each live value class. A `Draft` is a state with a rewrite applied, held as what
+differs from its parent: cost, fingerprint and live nodes follow in time proportional to the rewrite and its
+neighbourhood. Nothing is copied until a draft is taken (`Draft.commit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from taso.backends.lowering import PLAIN, Group, Kernel, Lowering, Operand, is_free, is_view
+from taso.graph.errors import SearchError
+from taso.graph.operator import Array, Attrs, Operator, Trait, Weight
+from taso.graph.types import TensorType
+from taso.search.costs import CostModel
+from taso.search.store import Store
+
+_MASK = (1 << 64) - 1
+
+
+class Cycle(Exception):
+    """A rewrite would make a node depend on itself."""
+
+
+@dataclass
+class Setting:
+    """What all states of a search share."""
+
+    store: Store
+    lowering: Lowering
+    costs: CostModel
+    _group_costs: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
+
+    def group_cost(self, view: StateView, group: Group[int, int]) -> float:
+        """Seconds of a kernel; it depends on nothing but the nodes in it and the class it ends in."""
+        outs = view.outputs(group.last)
+        key = (group.nodes, outs[0] if outs else -1)
+        found = self._group_costs.get(key)
+        if found is None:
+            kernel, _ = self.lowering.kernel(view, group)
+            found = self._group_costs[key] = 0.0 if is_view(kernel) else self.costs.kernel(kernel)
+        return found
+
+    def may_change_layout(self, value: int) -> bool:
+        """Whether there is more than one layout that the value could lie in."""
+        return self.lowering.layouts.applies(self.store.class_sized[value]) and not self.store.class_constant[value]
+
+    def relayout_cost(self, view: StateView, value: int) -> float:
+        """Seconds of the change of layout that some reader of `value` asks for, 0 where none does."""
+        if not self.may_change_layout(value):
+            return 0.0
+        layout = self.store.class_layouts[value]
+        for node in view.consumers(value):
+            last = self.lowering.group(view, self.lowering.anchor_of(view, node)).last
+            out = self.store.class_layouts[view.outputs(last)[0]]
+            for position, read in enumerate(view.inputs(node)):
+                if read == value:
+                    wanted = self.lowering.layouts.wanted(
+                        view.op(node), view.attrs(node), position, view.type(value), layout, out
+                    )
+                    if wanted != layout:
+                        return self._change(view.type(value), layout, wanted)
+        if layout != PLAIN and view.is_output(value):
+            return self._change(view.type(value), layout, PLAIN)
+        return 0.0
+
+    def _change(self, t: TensorType, source: str, target: str) -> float:
+        return self.costs.kernel(Kernel((Operand(t, source, False),), (), (Operand(t, target, False),)))
+
+
+class StateView:
+    """What states and drafts have in common: the graph as matching and lowering see it."""
+
+    setting: Setting
+
+    def producer(self, value: int) -> int:
+        raise NotImplementedError
+
+    def outputs(self, node: int) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def consumers(self, value: int) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def is_output(self, value: int) -> bool:
+        raise NotImplementedError
+
+    def is_live(self, node: int) -> bool:
+        raise NotImplementedError
+
+    def live_nodes(self) -> Iterable[int]:
+        raise NotImplementedError
+
+    def op(self, node: int) -> Operator:
+        return self.setting.store.entries[node].op
+
+    def attrs(self, node: int) -> Attrs:
+        return self.setting.store.entries[node].attrs
+
+    def inputs(self, node: int) -> tuple[int | None, ...]:
+        return self.setting.store.entries[node].inputs
+
+    def is_constant(self, value: int) -> bool:
+        return self.setting.store.class_constant[value]
+
+    def type(self, value: int) -> TensorType:
+        return self.setting.store.class_sized[value]
+
+    def symbolic_type(self, value: int) -> TensorType:
+        return self.setting.store.class_types[value]
+
+    def layout(self, value: int) -> str:
+        return self.setting.store.class_layouts[value]
+
+    def memo(self, node: int) -> dict[int, int | None]:
+        raise NotImplementedError
+
+    def content(self, value: int) -> Array | None:
+        """The values of a small weight, None for anything else."""
+        entry = self.setting.store.entries[self.producer(value)]
+        weight = entry.attrs.get("data")
+        if not isinstance(weight, Weight) or not weight.type.static or weight.type.size > MOST_CONTENT:
+            return None
+        return weight.array()
+
+
+MOST_CONTENT = 1 << 16
+"""Elements of a weight that a condition may look at."""
+
+
+def _distinct(inputs: Iterable[int | None]) -> list[int]:
+    return list(dict.fromkeys(c for c in inputs if c is not None))
+
+
+@dataclass
+class State(StateView):
+    """A whole graph: live nodes, the classes they compute, who reads them, and what it costs (seconds).
+
+    `size` is the number of nodes that do work at run time.
+    """
+
+    setting: Setting
+    made: dict[int, tuple[int, ...]]
+    producers: dict[int, int]
+    readers: dict[int, tuple[int, ...]]
+    graph_outputs: tuple[int, ...]
+    kernel_costs: dict[int, float] = field(default_factory=dict)
+    layout_costs: dict[int, float] = field(default_factory=dict)
+    cost: float = 0.0
+    fingerprint: int = 0
+    constant_bytes: int = 0
+    order: dict[int, int] = field(default_factory=dict)
+    size: int = 0
+    _memo: dict[int, int | None] = field(default_factory=dict)
+
+    def memo(self, node: int) -> dict[int, int | None]:
+        return self._memo
+
+    def producer(self, value: int) -> int:
+        return self.producers[value]
+
+    def outputs(self, node: int) -> tuple[int, ...]:
+        return self.made[node]
+
+    def consumers(self, value: int) -> tuple[int, ...]:
+        return self.readers.get(value, ())
+
+    def is_output(self, value: int) -> bool:
+        return value in self.graph_outputs
+
+    def is_live(self, node: int) -> bool:
+        return node in self.made
+
+    def live_nodes(self) -> Iterable[int]:
+        return self.made
+
+    def ordered(self) -> list[int]:
+        """Live nodes, producers first; the same for the same state."""
+        placed: dict[int, None] = {}
+        open_nodes: set[int] = set()
+        entries = self.setting.store.entries
+        stack = [(n, False) for n in sorted(self.made, reverse=True)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                open_nodes.discard(node)
+                placed[node] = None
+            elif node in open_nodes:
+                raise Cycle("a node depends on itself")
+            elif node not in placed:
+                open_nodes.add(node)
+                stack.append((node, True))
+                needed = (self.producers[c] for c in reversed(_distinct(entries[node].inputs)))
+                stack.extend((n, False) for n in needed if n not in placed)
+        return list(placed)
+
+
+def initial_state(setting: Setting, nodes: Sequence[int], outputs: Sequence[int]) -> State:
+    """The state of a graph whose nodes are all natural, inputs that nobody reads among them."""
+    store = setting.store
+    made: dict[int, tuple[int, ...]] = {}
+    producers: dict[int, int] = {}
+    readers: dict[int, tuple[int, ...]] = {}
+    for node in nodes:
+        entry = store.entries[node]
+        classes = tuple(store.natural(node, i) for i in range(len(entry.types)))
+        made[node] = classes
+        producers.update(dict.fromkeys(classes, node))
+        for value in _distinct(entry.inputs):
+            readers[value] = (*readers.get(value, ()), node)
+    state = State(setting, made, producers, readers, tuple(outputs))
+    return _recosted(state)
+
+
+def _recosted(state: State) -> State:
+    """Everything incremental computed from scratch."""
+    setting, store = state.setting, state.setting.store
+    state.order = {n: i for i, n in enumerate(state.ordered())}
+    state.size = sum(is_costed(state, n) for n in state.made)
+    state.kernel_costs, state.layout_costs, state.fingerprint = {}, {}, 0
+    for node in state.made:
+        state.fingerprint = (state.fingerprint + _node_hash(state, node)) & _MASK
+        if is_costed(state, node):
+            anchor = setting.lowering.anchor_of(state, node)
+            if anchor not in state.kernel_costs:
+                group = setting.lowering.group(state, anchor)
+                state.kernel_costs[anchor] = setting.group_cost(state, group)
+    for value in state.producers:
+        cost = setting.relayout_cost(state, value)
+        if cost:
+            state.layout_costs[value] = cost
+    state.fingerprint = (state.fingerprint + _outputs_hash(state, state.graph_outputs)) & _MASK
+    state.cost = sum(state.kernel_costs.values()) + sum(state.layout_costs.values())
+    state.constant_bytes = sum(_folded_bytes(state, v) for v in state.producers)
+    if len(store.entries) < len(state.made):
+        raise SearchError("a state holds nodes that its store does not know")
+    return state
+
+
+def recomputed(state: State) -> State:
+    """A copy of `state` with every incremental quantity computed anew, for tests to compare with."""
+    readers: dict[int, tuple[int, ...]] = {}
+    entries = state.setting.store.entries
+    for node in state.ordered():
+        for value in _distinct(entries[node].inputs):
+            readers[value] = (*readers.get(value, ()), node)
+    return _recosted(State(state.setting, dict(state.made), dict(state.producers), readers, state.graph_outputs))
+
+
+def check(state: State) -> None:
+    """Compares every incremental quantity with its value from scratch; `SearchError` names the first that differs."""
+    fresh = recomputed(state)
+    live = {v for v, n in state.producers.items() if n not in state.made or v not in state.made[n]}
+    if live:
+        raise SearchError(f"classes {sorted(live)} have producers that do not compute them")
+    for name, a, b in (
+        ("readers", {v: set(r) for v, r in state.readers.items() if r}, {v: set(r) for v, r in fresh.readers.items()}),
+        ("fingerprint", state.fingerprint, fresh.fingerprint),
+        ("kernel costs", state.kernel_costs, fresh.kernel_costs),
+        ("layout costs", state.layout_costs, fresh.layout_costs),
+        ("constant bytes", state.constant_bytes, fresh.constant_bytes),
+        ("size", state.size, fresh.size),
+    ):
+        if a != b:
+            raise SearchError(f"the incremental {name} of a state differ from those computed anew: {a} and {b}")
+    if abs(state.cost - fresh.cost) > 1e-9 * max(fresh.cost, 1e-6):
+        raise SearchError(f"the incremental cost {state.cost} of a state is not {fresh.cost}")
+
+
+def is_costed(view: StateView, node: int) -> bool:
+    """Whether a node does work at run time."""
+    entry = view.setting.store.entries[node]
+    return not entry.constant and not entry.op.has(Trait.SOURCE)
+
+
+def _node_hash(view: StateView, node: int) -> int:
+    # which classes a node defines belongs to the state, so it belongs to the fingerprint
+    store = view.setting.store
+    value = store.entries[node].hash
+    for place, c in enumerate(view.outputs(node)):
+        value = (value * 0x100000001B3 ^ (store.class_hashes[c] + place)) & _MASK
+    return value * 0xD6E8FEB86659FD93 & _MASK
+
+
+def _outputs_hash(view: StateView, outputs: Sequence[int]) -> int:
+    value = 0
+    for c in outputs:
+        value = (value * 0x100000001B3 + view.setting.store.class_hashes[c]) & _MASK
+    return value
+
+
+def _folded_bytes(view: StateView, value: int) -> int:
+    """Bytes of a constant that run-time nodes read."""
+    store = view.setting.store
+    if not store.class_constant[value]:
+        return 0
+    if not any(not store.entries[n].constant for n in view.consumers(value)):
+        return 0
+    t = store.class_sized[value]
+    return t.nbytes if t.static and t.other is None else 0
+
+
+class Draft(StateView):
+    """A state with one rewrite applied, as what differs from `parent`."""
+
+    def __init__(self, parent: State) -> None:
+        self.parent = parent
+        self.setting = parent.setting
+        self.made: dict[int, tuple[int, ...] | None] = {}
+        self.producers: dict[int, int] = {}
+        self.readers: dict[int, tuple[int, ...]] = {}
+        self.aliases: dict[int, int] = {}
+        self.graph_outputs = parent.graph_outputs
+        self.new_nodes: list[int] = []
+        # what follows is made once, when the rewrite is complete
+        self._changed: list[int] | None = None
+        self._touched: dict[int, None] | None = None
+        self._costs: tuple[dict[int, float | None], dict[int, float]] | None = None
+        self._memo: dict[int, int | None] = {}
+        self._looked_at: set[int] = set()
+
+    # ── the graph ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def producer(self, value: int) -> int:
+        found = self.producers.get(value)
+        return self.parent.producers[value] if found is None else found
+
+    def outputs(self, node: int) -> tuple[int, ...]:
+        found = self.made.get(node)
+        return self.parent.made[node] if found is None else found
+
+    def consumers(self, value: int) -> tuple[int, ...]:
+        found = self.readers.get(value)
+        return self.parent.readers.get(value, ()) if found is None else found
+
+    def is_output(self, value: int) -> bool:
+        return value in self.graph_outputs
+
+    def is_live(self, node: int) -> bool:
+        return self.made[node] is not None if node in self.made else node in self.parent.made
+
+    def memo(self, node: int) -> dict[int, int | None]:
+        return self._memo if node in self.touched() else self.parent._memo
+
+    def is_defined(self, value: int) -> bool:
+        """Whether some live node computes the class."""
+        node = self.producers.get(value, self.parent.producers.get(value))
+        return node is not None and self.is_live(node) and value in self.outputs(node)
+
+    def resolve(self, value: int) -> int:
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
+
+    def live_nodes(self) -> Iterable[int]:
+        return [n for n in dict.fromkeys([*self.parent.made, *self.made]) if self.is_live(n)]
+
+    # ── rewriting ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(
+        self, op: Operator, attrs: Attrs, inputs: Sequence[int | None], wanted: Mapping[int, int], origin: str
+    ) -> tuple[int, ...]:
+        """Adds the node `op(inputs)` and gives the classes of its outputs.
+
+        `wanted` maps output indices to the classes they are to define from now on. A node that is there already, or
+        whose values are computed otherwise, is not added twice: the wanted classes become aliases.
+        """
+        store = self.setting.store
+        resolved = tuple(self.resolve(c) if c is not None else None for c in inputs)
+        node = store.intern(op, attrs, resolved, origin=origin)
+        if self.is_live(node):
+            present = self.outputs(node)
+            for index, value in wanted.items():
+                self.alias(value, present[index])
+            return tuple(self.resolve(c) for c in self.outputs(node)) if self.is_live(node) else present
+        classes = []
+        for index in range(len(store.entries[node].types)):
+            if index in wanted:
+                value = self.resolve(wanted[index])
+                store.name(node, index, value)
+            else:
+                value = store.natural(node, index)
+            classes.append(value)
+        if not wanted and all(self.is_defined(self.resolve(c)) for c in classes):
+            return tuple(self.resolve(c) for c in classes)
+        if len(set(classes)) != len(classes):
+            raise Cycle("a rewrite would give one value two places")
+        self._place(node, tuple(classes))
+        return self.outputs(node)
+
+    def place_source(
+        self, op: Operator, attrs: Attrs, types: tuple[TensorType, ...], label: str
+    ) -> tuple[int, ...]:
+        """A new weight; `label` says what it holds."""
+        node = self.setting.store.intern(op, attrs, (), types, label=label)
+        if not self.is_live(node):
+            self._place(node, (self.setting.store.natural(node, 0),))
+        return self.outputs(node)
+
+    def _place(self, node: int, classes: tuple[int, ...]) -> None:
+        self.made[node] = classes
+        self.new_nodes.append(node)
+        for value in _distinct(self.inputs(node)):
+            self.readers[value] = (*self.consumers(value), node)
+        for value in classes:
+            old = self.producers.get(value, self.parent.producers.get(value))
+            self.producers[value] = node
+            if old is not None and old != node and self.is_live(old):
+                self._retire(old)
+
+    def alias(self, value: int, target: int) -> None:
+        """From now on `target` stands for `value`, whose readers read it instead."""
+        value, target = self.resolve(value), self.resolve(target)
+        if value == target:
+            return
+        old = self.producer(value)
+        self.aliases[value] = target
+        if self.is_output(value):
+            self.graph_outputs = tuple(target if c == value else c for c in self.graph_outputs)
+        for reader in self.consumers(value):
+            if self.is_live(reader):
+                self._redirect(reader)
+        self._retire(old)
+
+    def _redirect(self, node: int) -> None:
+        """Replaces a node by itself on resolved inputs; its outputs keep their classes, or merge with equal ones."""
+        store = self.setting.store
+        entry = store.entries[node]
+        inputs = tuple(self.resolve(c) if c is not None else None for c in entry.inputs)
+        if inputs == entry.inputs:
+            return
+        classes = self.outputs(node)
+        if entry.op.has(Trait.RANDOM) or entry.op.has(Trait.OPAQUE):
+            fresh = store.intern(entry.op, entry.attrs, inputs, entry.types, entry.origin)
+        else:
+            fresh = store.intern(entry.op, entry.attrs, inputs, origin=entry.origin)
+        if self.is_live(fresh):
+            for value, present in zip(classes, self.outputs(fresh), strict=True):
+                self.alias(value, present)
+            self._retire(node)
+            return
+        for index, value in enumerate(classes):
+            store.name(fresh, index, value)
+        self._place(fresh, classes)
+
+    def _retire(self, node: int) -> None:
+        """Removes a node none of whose outputs is wanted any more, and what only it needed."""
+        if not self.is_live(node) or self.op(node).name == "Input":
+            return
+        for value in self.outputs(node):
+            computed_here = self.producer(value) == node and value not in self.aliases
+            if computed_here and (self.is_output(value) or self.consumers(value)):
+                return
+        self._remove(node)
+
+    def _remove(self, node: int) -> None:
+        self.made[node] = None
+        for value in _distinct(self.inputs(node)):
+            self.readers[value] = tuple(n for n in self.consumers(value) if n != node)
+        for value in _distinct(self.inputs(node)):
+            if not self.readers[value] and not self.is_output(value) and self.is_defined(value):
+                self._retire(self.producer(value))
+
+    def sweep(self) -> None:
+        """Removes new nodes that nothing uses (parts of a target that turned out to be there already)."""
+        for node in reversed(self.new_nodes):
+            if self.is_live(node):
+                self._retire(node)
+
+    def check_acyclic(self) -> None:
+        """Raises `Cycle` where a new node depends on itself.
+
+        A cycle runs through a class that was redefined, so no node above the highest of those needs a look.
+        """
+        order, parent = self.parent.order, self.parent
+        redefined = [*(v for v in self.producers if v in parent.producers), *self.aliases]
+        floor = min((order[parent.producers[v]] for v in redefined if v in parent.producers), default=0)
+        done: set[int] = set()
+        for start in self.new_nodes:
+            if self.is_live(start):
+                self._visit(start, floor, done)
+
+    def _visit(self, start: int, floor: int, done: set[int]) -> None:
+        order = self.parent.order
+        open_nodes: set[int] = set()
+        stack = [(start, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                open_nodes.discard(node)
+                done.add(node)
+            elif node in open_nodes:
+                raise Cycle("a rewrite would make a value depend on itself")
+            elif node not in done and (node not in order or order[node] >= floor):
+                open_nodes.add(node)
+                stack.append((node, True))
+                stack.extend((self.producer(c), False) for c in _distinct(self.inputs(node)))
+
+    # ── what follows from the parent's ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def changed_classes(self) -> list[int]:
+        """Classes whose producer, readers or use as an output differ from the parent's."""
+        if self._changed is None:
+            self._changed = self._changed_now()
+        return self._changed
+
+    def _changed_now(self) -> list[int]:
+        changed = dict.fromkeys([*self.producers, *self.readers, *self.aliases])
+        if self.graph_outputs is not self.parent.graph_outputs:
+            changed.update(dict.fromkeys([*self.parent.graph_outputs, *self.graph_outputs]))
+        for node, classes in self.made.items():
+            changed.update(dict.fromkeys(classes if classes is not None else self.parent.made.get(node, ())))
+        return list(changed)
+
+    def fingerprint(self) -> int:
+        """The commutative sum over live nodes, followed from the parent's."""
+        total = self.parent.fingerprint
+        for node, classes in self.made.items():
+            if node in self.parent.made:
+                total -= _node_hash(self.parent, node)
+            if classes is not None:
+                total += _node_hash(self, node)
+        if self.graph_outputs is not self.parent.graph_outputs:
+            total += _outputs_hash(self, self.graph_outputs) - _outputs_hash(self.parent, self.parent.graph_outputs)
+        return total & _MASK
+
+    def size_change(self) -> int:
+        """How many more run-time nodes there are than in the parent."""
+        change = 0
+        for node, classes in self.made.items():
+            if is_costed(self, node):
+                change += (classes is not None) - (node in self.parent.made)
+        return change
+
+    def constant_bytes(self) -> int:
+        """Bytes of constants that run-time nodes read, followed from the parent's."""
+        total = self.parent.constant_bytes
+        for value in self.changed_classes:
+            if value in self.parent.producers:
+                total -= _folded_bytes(self.parent, value)
+            if self.is_defined(value):
+                total += _folded_bytes(self, value)
+        return total
+
+    def touched(self) -> dict[int, None]:
+        """Nodes, in the parent or here, whose existence, readers or producers differ from the parent's."""
+        if self._touched is None:
+            self._touched = self._touched_now()
+        return self._touched
+
+    def _touched_now(self) -> dict[int, None]:
+        nodes: dict[int, None] = dict.fromkeys(self.made)
+        for value in self.changed_classes:
+            if value in self.parent.producers:
+                nodes[self.parent.producers[value]] = None
+                nodes.update(dict.fromkeys(self.parent.consumers(value)))
+            if self.is_defined(value):
+                nodes[self.producer(value)] = None
+                nodes.update(dict.fromkeys(self.consumers(value)))
+        return nodes
+
+    def costs(self) -> tuple[dict[int, float | None], dict[int, float]]:
+        """Kernel costs by anchor (None: no longer one) and layout-change costs by class that may differ from before."""
+        if self._costs is None:
+            self._costs = self._changed_costs()
+        return self._costs
+
+    def _changed_costs(self) -> tuple[dict[int, float | None], dict[int, float]]:
+        parent, lowering = self.parent, self.setting.lowering
+        touched = self.touched()
+        self._looked_at.update(touched)
+        kernels: dict[int, float | None] = {}
+        values: dict[int, None] = dict.fromkeys(self.changed_classes)
+        for anchor in dict.fromkeys(
+            lowering.anchor_of(parent, n) for n in touched if n in parent.made and is_costed(parent, n)
+        ):
+            kernels[anchor] = None
+            self._look(parent, lowering.group(parent, anchor), values)
+        anchors = [lowering.anchor_of(self, n) for n in touched if self.is_live(n) and is_costed(self, n)]
+        anchors += [a for a in kernels if self.is_live(a) and lowering.anchor_of(self, a) == a]
+        for anchor in dict.fromkeys(anchors):
+            group = lowering.group(self, anchor)
+            kernels[anchor] = self.setting.group_cost(self, group)
+            self._look(self, group, values)
+        return kernels, self._changed_layouts(values)
+
+    def _look(self, view: StateView, group: Group[int, int], values: dict[int, None]) -> None:
+        """Notes the nodes of a kernel, and the values that it reads and makes."""
+        self._looked_at.update(group.nodes)
+        if self.setting.lowering.layouts.block:
+            for node in group.nodes:
+                values.update(dict.fromkeys(_distinct(view.inputs(node))))
+            values.update(dict.fromkeys(view.outputs(group.last)))
+
+    def _changed_layouts(self, values: Iterable[int]) -> dict[int, float]:
+        layouts: dict[int, float] = {}
+        for value in values:
+            if not self.setting.may_change_layout(value):
+                continue
+            layouts[value] = self.setting.relayout_cost(self, value) if self.is_defined(value) else 0.0
+            for view in (self.parent, self):
+                if self.is_defined(value) if view is self else value in self.parent.producers:
+                    self._looked_at.add(view.producer(value))
+                    for reader in view.consumers(value):
+                        anchor = self.setting.lowering.anchor_of(view, reader)
+                        self._looked_at.update(self.setting.lowering.group(view, anchor).nodes)
+        return layouts
+
+    def footprint(self) -> frozenset[int]:
+        """Nodes that the costs of this draft looked at: while none of them is touched, they stay as they are."""
+        self.costs()
+        return frozenset(self._looked_at)
+
+    def cost(self) -> float:
+        """Seconds, followed from the parent's."""
+        kernels, layouts = self.costs()
+        return self._total(kernels, layouts)
+
+    def _total(self, kernels: Mapping[int, float | None], layouts: Mapping[int, float]) -> float:
+        total = self.parent.cost
+        for anchor, cost in kernels.items():
+            total += (cost or 0.0) - self.parent.kernel_costs.get(anchor, 0.0)
+        for value, cost in layouts.items():
+            total += cost - self.parent.layout_costs.get(value, 0.0)
+        return total
+
+    def commit(self) -> State:
+        """The draft as a state of its own."""
+        parent = self.parent
+        made = {n: c for n, c in parent.made.items() if n not in self.made}
+        made.update((n, c) for n, c in self.made.items() if c is not None)
+        gone = {v for n, c in self.made.items() if c is None for v in parent.made.get(n, ())}
+        producers = {v: n for v, n in parent.producers.items() if v not in gone}
+        producers.update((v, n) for v, n in self.producers.items() if self.is_live(n) and v in self.outputs(n))
+        for value in gone:
+            if self.is_defined(value):
+                producers[value] = self.producer(value)
+        readers = {v: r for v, r in parent.readers.items() if v not in self.readers}
+        readers.update((v, r) for v, r in self.readers.items() if r and v in producers)
+        kernels, layouts = self.costs()
+        kernel_costs = {n: c for n, c in parent.kernel_costs.items() if n not in kernels}
+        kernel_costs.update((n, c) for n, c in kernels.items() if c is not None)
+        layout_costs = {v: c for v, c in parent.layout_costs.items() if v not in layouts}
+        layout_costs.update((v, c) for v, c in layouts.items() if c)
+        state = State(
+            self.setting, made, producers, readers, self.graph_outputs, kernel_costs, layout_costs,
+            self._total(kernels, layouts), self.fingerprint(), self.constant_bytes(),
+            size=parent.size + self.size_change(),
+        )  # fmt: skip
+        state.order = {n: i for i, n in enumerate(state.ordered())}
+        state._memo = {n: e for n, e in parent._memo.items() if n not in self.touched()}
+        return state
+
+
+__all__ = ["Cycle", "Draft", "Setting", "State", "StateView", "initial_state", "is_free", "recomputed"]

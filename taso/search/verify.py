@@ -1,0 +1,231 @@
+"""The last word: do two graphs give the same outputs, and which one is faster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso.backends.base import Backend, Executable
+from taso.graph.errors import BackendError, GraphError, InputError
+from taso.graph.evaluate import constant_value, evaluate_graph
+from taso.graph.graph import Graph, Value
+from taso.graph.types import Dim, DType, TensorType, substitute_shape
+
+Array = NDArray[np.generic]
+Feeds = dict[str, Array]
+
+
+class NaNWarning(UserWarning):
+    """A model holds weights that are not numbers; outputs are compared with NaN equal to NaN."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether two graphs agreed: `passed`, the largest relative error of any output, and why not where not."""
+
+    passed: bool
+    error: float
+    reason: str = ""
+    trials: int = 0
+
+
+TOLERANCE = 1e-4
+"""Largest max|a − b| / max|b| per output: float32 keeps 2⁻²⁴ per operation, and sums of some 10⁴ terms taken in another
+order, through some hundred layers, stay below it; a misplaced weight or a lost factor does not."""
+
+
+def random_feeds(graph: Graph, sizes: Mapping[str, Dim], seed: int, positive: bool = False) -> Feeds:
+    """Random values for every input: normal for floats (their absolute values if `positive`), small for integers."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: _random(v.type, sizes, rng, positive) for name, v in zip(graph.input_names, graph.inputs, strict=True)
+    }
+
+
+def _random(t: TensorType, sizes: Mapping[str, Dim], rng: np.random.Generator, positive: bool) -> Array:
+    if t.other is not None or t.shape is None:
+        raise InputError(f"random values cannot be made for an input of type {t}")
+    shape = TensorType(t.dtype, substitute_shape(t.shape, sizes)).static_shape
+    if t.dtype.is_float:
+        values = rng.standard_normal(shape)
+        return (np.abs(values) + 0.1 if positive else values).astype(t.dtype.numpy)
+    if t.dtype is DType.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    if t.dtype is DType.STRING:
+        return np.asarray(rng.integers(0, 100, shape).astype(str), dtype=object)
+    if t.dtype.is_integer:
+        # small: they may be indices
+        return rng.integers(0, 2, shape).astype(t.dtype.numpy)
+    raise InputError(f"random values cannot be made for an input of type {t}")
+
+
+def relative_error(result: Array, expected: Array) -> float:
+    """max|a − b| / max|b|; infinite where shapes, NaN or infinities differ. Non-numeric values must be equal."""
+    if result.shape != expected.shape:
+        return float("inf")
+    if result.size == 0:
+        return 0.0
+    if expected.dtype.kind in "OUSb" or result.dtype.kind in "OUSb":
+        return 0.0 if bool(np.all(result == expected)) else float("inf")
+    a, b = np.asarray(result, np.complex128), np.asarray(expected, np.complex128)
+    if bool(np.any(np.isnan(a) != np.isnan(b))):
+        return float("inf")
+    odd = ~np.isfinite(b)
+    if bool(np.any(a[odd & ~np.isnan(b)] != b[odd & ~np.isnan(b)])) or bool(np.any(~np.isfinite(a) & ~odd)):
+        return float("inf")
+    if bool(np.all(odd)):
+        return 0.0
+    difference = float(np.max(np.abs(a[~odd] - b[~odd])))
+    scale = float(np.max(np.abs(b[~odd])))
+    return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
+
+
+def has_nan_weights(graph: Graph) -> bool:
+    """Whether any float weight holds a NaN."""
+    return any(_has_nan(node.output) for node in graph.nodes if node.op.name == "Weight")
+
+
+def _has_nan(value: Value) -> bool:
+    return value.type.dtype.is_float and bool(np.isnan(np.asarray(constant_value(value), np.float64)).any())
+
+
+def compare(
+    original: Graph, best: Graph, sizes: Mapping[str, Dim], seed: int = 0, tolerance: float = TOLERANCE,
+    run: Callable[[Graph, Feeds], Feeds] | None = None,
+) -> Check:  # fmt: skip
+    """Runs both graphs in float64 on random inputs and compares every output.
+
+    Fails, too, where the trial says nothing: an output that is not finite for finite inputs (unless weights are NaN)
+    or that does not depend on the inputs.
+    """
+    evaluate = run or (lambda graph, feeds: evaluate_graph(graph, feeds, wide=True))
+    nan = has_nan_weights(original)
+    if nan:
+        warnings.warn("the model has weights that are NaN; NaN counts as equal to NaN", NaNWarning, stacklevel=3)
+    trials: list[Feeds] = []
+    worst = 0.0
+    for trial in range(MOST_TRIALS):
+        try:
+            feeds = random_feeds(original, sizes, seed + trial, positive=trial % 2 == 1)
+            expected = evaluate(original, feeds)
+            result = evaluate(best, feeds)
+        except (GraphError, InputError, BackendError) as error:
+            return Check(False, float("inf"), f"the comparison could not run: {error}", trial)
+        for name, value in expected.items():
+            error_here = relative_error(np.asarray(result[name]), np.asarray(value))
+            worst = max(worst, error_here)
+            if error_here > tolerance:
+                reason = f"output '{name}' differs: relative error {error_here:.2e} where {tolerance:.0e} is allowed"
+                return Check(False, error_here, reason, trial + 1)
+        trials.append(expected)
+        if len(trials) >= 2 and not blind(original, trials, nan):
+            return Check(True, worst, "", len(trials))
+    return Check(False, worst, blind(original, trials, nan), len(trials))
+
+
+MOST_TRIALS = 4
+
+
+def blind(graph: Graph, trials: list[Feeds], nan_weights: bool) -> str:
+    """Why trials say nothing about some output, "" where every output was finite and depended on the inputs."""
+    live = _depends_on_inputs(graph)
+    for name, value in graph.outputs:
+        if value not in live:
+            continue
+        seen = [np.asarray(t[name]) for t in trials]
+        numeric = seen[0].dtype.kind in "fc" or value.type.dtype.is_float
+        if numeric and not nan_weights and not any(np.isfinite(np.asarray(a, np.float64)).all() for a in seen):
+            return f"output '{name}' is not finite on random inputs, so that equality says nothing"
+        if nan_weights and numeric and any(np.isnan(np.asarray(a, np.float64)).any() for a in seen):
+            continue
+        if seen[0].size and all(_same(a, seen[0]) for a in seen[1:]):
+            return f"output '{name}' does not depend on the inputs, so that equality says nothing"
+    return ""
+
+
+def _same(a: Array, b: Array) -> bool:
+    if a.shape != b.shape:
+        return False
+    equal: NDArray[np.bool_] = np.asarray(a == b)
+    if a.dtype.kind in "fc":
+        equal = equal | (np.isnan(a) & np.isnan(b))
+    return bool(np.all(equal))
+
+
+def _depends_on_inputs(graph: Graph) -> set[Value]:
+    """Values that can change with the contents of the inputs; shapes of static tensors do not."""
+    live: set[Value] = set()
+    for node in graph.nodes:
+        reads = [v for v in node.inputs if v is not None]
+        if node.op.name == "Input" or any(v in live for v in reads) and node.op.name not in ("Shape", "Size"):
+            live.update(node.outputs)
+    return live
+
+
+@dataclass
+class Timing:
+    """Seconds of one inference: median of each graph, spread of the ratio, and whether the best is faster for sure."""
+
+    original: float
+    best: float
+    low: float
+    high: float
+    rounds: int = 0
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def faster(self) -> bool:
+        """Whether even the lower end of the interval of original / best lies above 1."""
+        return self.low > 1.0
+
+
+def race(
+    original: Executable, best: Executable, feeds: Feeds, seconds: float = 2.0, least: int = 12, most: int = 400
+) -> Timing:
+    """Runs two programs alternately, in both orders, and compares their times pair by pair.
+
+    Stops when the interval of the median ratio (95 %, from its order statistics) leaves 1, or the time is up.
+    """
+    for program in (original, best, original, best):
+        program(feeds)
+    times: tuple[list[float], list[float]] = ([], [])
+    ratios: list[float] = []
+    deadline = time.perf_counter() + seconds
+    low = high = 1.0
+    while len(ratios) < most and (len(ratios) < least or time.perf_counter() < deadline):
+        order = (0, 1) if len(ratios) % 2 == 0 else (1, 0)
+        pair = [0.0, 0.0]
+        for which in order:
+            program = (original, best)[which]
+            started = time.perf_counter()
+            program(feeds)
+            pair[which] = time.perf_counter() - started
+        times[0].append(pair[0])
+        times[1].append(pair[1])
+        ratios.append(pair[0] / pair[1])
+        if len(ratios) >= least and len(ratios) % 4 == 0:
+            low, high = median_interval(ratios)
+            if (low > 1.0 or high < 1.0) and len(ratios) >= 2 * least:
+                break
+    low, high = median_interval(ratios)
+    return Timing(statistics.median(times[0]), statistics.median(times[1]), low, high, len(ratios), ratios)
+
+
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """A 95 % interval of the median from order statistics (normal approximation of the binomial)."""
+    ordered = sorted(values)
+    n = len(ordered)
+    half = 0.98 * n**0.5
+    first, last = int(max(n / 2 - half, 0)), int(min(n / 2 + half, n - 1))
+    return ordered[first], ordered[last]
+
+
+def programs(backend: Backend, original: Graph, best: Graph, threads: int | None) -> tuple[Executable, Executable]:
+    """Both graphs compiled for one backend."""
+    return backend.compile(original, threads), backend.compile(best, threads)
