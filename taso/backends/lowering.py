@@ -322,6 +322,9 @@ class Lowering:
         rank = self.fusion.anchors(view.op(producer), view.type(value))
         if rank is None or len(view.outputs(producer)) != 1:
             return None
+        # one kernel, one layout: else its anchor would have to work in the layout of what comes last
+        if view.layout(value) != view.layout(view.outputs(node)[0]):
+            return None
         inputs = view.inputs(node)
         if sum(v == value for v in inputs) != 1:
             return None

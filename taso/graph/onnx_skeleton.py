@@ -79,6 +79,9 @@ def _check_model(model: ModelProto, what: str) -> None:
         raise ModelError(f"{what} does not say which operator set it uses (no opset import); it may be truncated")
     if not model.graph.output:
         raise ModelError(f"{what} has no outputs; it may be truncated")
+    untyped = next((v.name for v in model.graph.input if v.type.WhichOneof("value") is None), None)
+    if untyped is not None:
+        raise ModelError(f"the input '{untyped}' of {what} has no type")
 
 
 def _check_texts(model: ModelProto, what: str) -> None:

@@ -51,8 +51,11 @@ def loads(data: bytes, name: str = "rules") -> list[Rule]:
         raise RuleError(f"{name} is not a rule file, or is cut off") from error
     if not collection.rule and not collection.HasField("format_version"):
         raise RuleError(f"{name} is not a rule file: it holds no rules")
-    if collection.HasField("rules") and collection.rules != len(collection.rule):
-        raise RuleError(f"{name} is cut off: it holds {len(collection.rule)} of {collection.rules} rules")
+    ours = collection.HasField("format_version") or any(r.HasField("name") for r in collection.rule)
+    if ours and collection.rules != len(collection.rule):
+        raise RuleError(f"{name} is cut off: it holds {len(collection.rule)} rules and should hold {collection.rules}")
+    if ours and not collection.HasField("rules"):
+        raise RuleError(f"{name} is cut off: it does not say how many rules it holds")
     if collection.format_version > FORMAT_VERSION:
         raise RuleError(f"{name} was written by a newer taso, in format {collection.format_version}")
     rules = []
@@ -156,20 +159,27 @@ def _write_certificate(certificate: Certificate) -> pb.Certificate:
 def _read(message: pb.Rule) -> Rule:
     outputs: list[tuple[Port, Ref]] = []
     for m in message.mappedOutput:
-        target: Ref = m.dstVariable if m.HasField("dstVariable") else Port(m.dstOpId, m.dstTsId)
+        target: Ref = _text(m.dstVariable) if m.HasField("dstVariable") else Port(m.dstOpId, m.dstTsId)
         outputs.append((Port(m.srcOpId, m.srcTsId), target))
     rule = Rule(
         tuple(map(_read_node, message.srcOp)), tuple(map(_read_node, message.dstOp)), tuple(outputs),
-        tuple(map(parse, message.condition)), _read_exactness(message), _read_status(message),
-        _read_certificate(message.certificate), message.origin, message.id,
+        tuple(parse(_text(c)) for c in message.condition), _read_exactness(message), _read_status(message),
+        _read_certificate(message.certificate), _text(message.origin), _text(message.id),
     )  # fmt: skip
-    if rule.name != message.name:
+    if rule.name != _text(message.name):
         raise RuleError(f"it is called '{message.name[:200]}', but says '{rule.name[:200]}'")
     return rule
 
 
+def _text(value: str | bytes) -> str:
+    """A string of a file, which protobuf hands over as bytes where it is no UTF-8."""
+    if isinstance(value, bytes):
+        raise RuleError("a text in it is not UTF-8")
+    return value
+
+
 def _read_node(message: pb.Operator) -> PatternNode:
-    attrs = tuple((a.name, parse(a.expression)) for a in message.attribute)
+    attrs = tuple((_text(a.name), parse(_text(a.expression))) for a in message.attribute)
     return PatternNode(_operator(message), tuple(map(_read_ref, message.input)), attrs, message.outputs)
 
 
@@ -177,7 +187,7 @@ def _operator(message: pb.Operator) -> Operator:
     if not message.HasField("name"):
         raise RuleError(f"an operator of number {message.type} has no name")
     try:
-        return operator_named(message.name)
+        return operator_named(_text(message.name))
     except GraphError as error:
         raise RuleError(str(error)) from error
 
@@ -185,7 +195,7 @@ def _operator(message: pb.Operator) -> Operator:
 def _read_ref(message: pb.Tensor) -> Ref | None:
     if message.absent:
         return None
-    return message.variable if message.HasField("variable") else Port(message.opId, message.tsId)
+    return _text(message.variable) if message.HasField("variable") else Port(message.opId, message.tsId)
 
 
 def _read_exactness(message: pb.Rule) -> Exactness:
@@ -201,9 +211,9 @@ def _read_status(message: pb.Rule) -> Status:
 
 def _read_certificate(message: pb.Certificate) -> Certificate:
     return Certificate(
-        message.method, message.command, message.seed if message.HasField("seed") else None, message.trials,
-        tuple(message.primes), message.error_bound if message.HasField("error_bound") else None,
-        message.counterexample, message.reason,
+        _text(message.method), _text(message.command), message.seed if message.HasField("seed") else None,
+        message.trials, tuple(message.primes), message.error_bound if message.HasField("error_bound") else None,
+        _text(message.counterexample), _text(message.reason),
     )  # fmt: skip
 
 

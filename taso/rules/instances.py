@@ -281,6 +281,7 @@ class _Attempt:
         self._shapes = {n: tuple(SymDim.named(f"{n}.{i}") for i in range(r)) for n, r in ranks.items()}
         self._dtypes = {n: (dtypes or {}).get(n, DType.FLOAT) for n in ranks}
         self._known: dict[str, Dim] = {}
+        self._types: dict[str, TensorType] | None = None
         self._attrs: dict[str, Value] = {}
         self._fills: dict[str, float] = {}
         self._weights = frozenset(rule.variables) - _not_weights(rule)
@@ -290,7 +291,12 @@ class _Attempt:
 
     @property
     def types(self) -> dict[str, TensorType]:
-        return {n: TensorType(self._dtypes[n], tuple(map(self._now, s))) for n, s in self._shapes.items()}
+        """Types of the variables as far as they are known now."""
+        if self._types is None:
+            self._types = {
+                n: TensorType(self._dtypes[n], tuple(map(self._now, s))) for n, s in self._shapes.items()
+            }
+        return self._types
 
     @property
     def environment(self) -> Bindings:
@@ -344,6 +350,7 @@ class _Attempt:
     def _learn(self, symbol: str, value: Dim) -> None:
         self._known = {n: substitute(d, {symbol: value}) for n, d in self._known.items()}
         self._known[symbol] = value
+        self._types = None
 
     def _walk(self) -> list[Types]:
         """Types of the source's nodes as far as their variables have a rank."""

@@ -59,11 +59,14 @@ def test_rule(
     if unmeant:
         return _unproved(rule, certificate, f"no meaning is written down for {', '.join(unmeant)}")
     rng = random.Random(f"{seed} {rule.name}")
-    count, bound, ordered = 0, 0.0, False
+    count, bound, ordered, passed_over = 0, 0.0, False, ""
     for instance in draw_instances(rule, rng, trials * _ATTEMPTS_PER_TRIAL):
         verdict = _try_instance(rule, instance, primes, rng)
         if verdict.refuted:
             return _refuted(rule, certificate, count + 1, verdict.text)
+        if verdict.silent:
+            passed_over = f"; {verdict.text}"
+            continue
         if verdict.text:
             return _unproved(rule, certificate, verdict.text)
         count, bound, ordered = count + 1, max(bound, verdict.bound), ordered or verdict.ordered
@@ -73,7 +76,8 @@ def test_rule(
             break
     if count < min(trials, _FEWEST):
         shown = f"only {count} different" if count else "no"
-        return _unproved(rule, certificate, f"{shown} shapes and settings were found that source and conditions admit")
+        reason = f"{shown} shapes and settings were found that source and conditions admit{passed_over}"
+        return _unproved(rule, certificate, reason)
     method = _ORDERED if ordered else _METHOD
     done = Certificate(method, certificate.command, seed, count, tuple(primes), bound)
     return rule.judged(Status.TESTED, done)
@@ -132,10 +136,14 @@ def repairs(rule: Rule, *, trials: int = TRIALS, seed: int = 0) -> Iterator[Rule
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What an instance says: agreement (no text), a counterexample, or a reason why it says nothing."""
+    """What an instance says: agreement (no text), a counterexample, or a reason why it says nothing.
+
+    A `silent` one says nothing of itself alone, so that others may be asked.
+    """
 
     text: str = ""
     refuted: bool = False
+    silent: bool = False
     bound: float = 0.0
     ordered: bool = False
 
@@ -213,7 +221,7 @@ def _compare(
         seed = rng.randrange(1 << 30)
         found = _evaluate_both(source, target, instance, prime, seed, span)
         if found is None:
-            return _Verdict(f"every drawing of inputs divides by zero on {instance}")
+            return _Verdict(f"every drawing of inputs divides by zero on {instance}", silent=True)
         place = _difference(*found)
         if place is not None:
             where = f"{instance} (inputs from seed {seed}): output {place[0]} at {place[1]} is {place[2]} on the left, "
@@ -290,15 +298,23 @@ def _confirmed(source: _Prepared, target: _Prepared, instance: Instance, seed: i
         for name, t in instance.types.items():
             drawn = generator.integers(-_SMALL, _SMALL + 1, t.static_shape).astype(np.float64)
             values[name] = np.full_like(drawn, instance.fills[name]) if name in instance.fills else drawn / 16 + shift
-        pairs = list(zip(source.evaluate(values, Float64()), target.evaluate(values, Float64()), strict=True))
-        if all(np.isfinite(a.astype(np.float64)).all() and np.isfinite(b.astype(np.float64)).all() for a, b in pairs):
-            return any(_far(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs)
+        left, right = (
+            [np.asarray(a, np.float64) for a in side.evaluate(values, Float64())] for side in (source, target)
+        )
+        if not any(np.isnan(a).any() for a in (*left, *right)):
+            return any(_far(a, b) for a, b in zip(left, right, strict=True))
     return False
 
 
 def _far(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    scale = max(float(np.abs(b).max(initial=0)), float(np.abs(a).max(initial=0)), 1e-300)
-    return float(np.abs(a - b).max(initial=0)) > 1e-8 * scale
+    """Whether elements differ by more than rounding; equal infinities do not (a maximum over nothing is one)."""
+    unequal = a != b
+    a, b = a[unequal], b[unequal]
+    if not a.size:
+        return False
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return True
+    return float(np.abs(a - b).max()) > 1e-8 * max(float(np.abs(a).max()), float(np.abs(b).max()))
 
 
 def _on_integers(rule: Rule, instance: Instance) -> str:

@@ -19,6 +19,9 @@ from taso.search.store import Store
 
 _MASK = (1 << 64) - 1
 
+NODE_COST = 1e-9
+"""Seconds charged for each run-time node: of two graphs that run equally long the smaller one is better."""
+
 
 class Cycle(Exception):
     """A rewrite would make a node depend on itself."""
@@ -221,8 +224,8 @@ def _recosted(state: State) -> State:
     state.size = sum(is_costed(state, n) for n in state.made)
     state.kernel_costs, state.layout_costs, state.fingerprint = {}, {}, 0
     for node in state.made:
-        state.fingerprint = (state.fingerprint + _node_hash(state, node)) & _MASK
         if is_costed(state, node):
+            state.fingerprint = (state.fingerprint + _node_hash(state, node)) & _MASK
             anchor = setting.lowering.anchor_of(state, node)
             if anchor not in state.kernel_costs:
                 group = setting.lowering.group(state, anchor)
@@ -232,7 +235,7 @@ def _recosted(state: State) -> State:
         if cost:
             state.layout_costs[value] = cost
     state.fingerprint = (state.fingerprint + _outputs_hash(state, state.graph_outputs)) & _MASK
-    state.cost = sum(state.kernel_costs.values()) + sum(state.layout_costs.values())
+    state.cost = sum(state.kernel_costs.values()) + sum(state.layout_costs.values()) + NODE_COST * state.size
     state.constant_bytes = sum(_folded_bytes(state, v) for v in state.producers)
     if len(store.entries) < len(state.made):
         raise SearchError("a state holds nodes that its store does not know")
@@ -516,9 +519,12 @@ class Draft(StateView):
         return list(changed)
 
     def fingerprint(self) -> int:
-        """The commutative sum over live nodes, followed from the parent's."""
+        """The commutative sum over live run-time nodes, followed from the parent's."""
         total = self.parent.fingerprint
         for node, classes in self.made.items():
+            if not is_costed(self, node):
+                # constants are named by the classes that run-time nodes read
+                continue
             if node in self.parent.made:
                 total -= _node_hash(self.parent, node)
             if classes is not None:
@@ -552,8 +558,11 @@ class Draft(StateView):
         return self._touched
 
     def _touched_now(self) -> dict[int, None]:
-        nodes: dict[int, None] = dict.fromkeys(self.made)
+        # what depends on weights alone has no cost, and who else reads it changes nobody's
+        nodes: dict[int, None] = dict.fromkeys(n for n in self.made if is_costed(self, n))
         for value in self.changed_classes:
+            if self.is_constant(value):
+                continue
             if value in self.parent.producers:
                 nodes[self.parent.producers[value]] = None
                 nodes.update(dict.fromkeys(self.parent.consumers(value)))
@@ -620,7 +629,7 @@ class Draft(StateView):
         return self._total(kernels, layouts)
 
     def _total(self, kernels: Mapping[int, float | None], layouts: Mapping[int, float]) -> float:
-        total = self.parent.cost
+        total = self.parent.cost + NODE_COST * self.size_change()
         for anchor, cost in kernels.items():
             total += (cost or 0.0) - self.parent.kernel_costs.get(anchor, 0.0)
         for value, cost in layouts.items():

@@ -92,7 +92,8 @@ def has_nan_weights(graph: Graph) -> bool:
 
 
 def _has_nan(value: Value) -> bool:
-    return value.type.dtype.is_float and bool(np.isnan(np.asarray(constant_value(value), np.float64)).any())
+    # weight by weight, without a copy of a large one
+    return value.type.dtype.is_float and bool(np.isnan(constant_value(value)).any())
 
 
 def compare(

@@ -895,6 +895,8 @@ def _broken(name: str) -> ModelProto:
         graph.initializer[0].dims[0] = 2
     elif name == "shapes do not fit":
         graph.initializer[0].CopyFrom(numpy_helper.from_array(np.zeros(3, np.float32), "w"))
+    elif name == "untyped input":
+        graph.input[0].ClearField("type")
     elif name == "two versions":
         proto.opset_import.add(domain="ai.onnx", version=11)
     return proto
@@ -908,7 +910,7 @@ def _broken(name: str) -> ModelProto:
         ("name of an input computed", "'x'.*already"), ("initializer twice", "'w'"), ("input twice", "'x'"),
         ("output not computed", "'z'"), ("no operator", "without an operator"), ("future opset", "9999"),
         ("short weight", "'w'.*8 bytes.*12"), ("shapes do not fit", "'first' \\(Add\\).*2 and 3"),
-        ("two versions", "two versions"),
+        ("two versions", "two versions"), ("untyped input", "'x'.*no type"),
     ],
 )  # fmt: skip
 def test_broken_models_are_refused_with_one_sentence(name: str, message: str) -> None:
@@ -936,6 +938,21 @@ def test_no_truncation_of_a_model_loads() -> None:
     for length in range(len(whole)):
         with pytest.raises(ModelError):
             load(whole[:length])
+
+
+def test_damaged_bytes_are_refused_or_read_but_never_crash() -> None:
+    rng = np.random.default_rng(11)
+    sources = [models.case(name).SerializeToString() for name in models.case_names()]
+    refused = 0
+    for trial in range(2000):
+        data = bytearray(sources[trial % len(sources)])
+        for position in rng.integers(0, len(data), 2):
+            data[position] = rng.integers(0, 256)
+        try:
+            export(load(bytes(data)))
+        except ModelError:
+            refused += 1
+    assert refused > 1000
 
 
 def test_a_node_that_stays_opaque_says_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,8 +42,7 @@ def test_a_paragraph_says_equation_identifier_conditions_and_exactness() -> None
     rule = parse_rule(MERGE, "here")
     assert rule.id == "merge-matmul" and rule.origin == "here"
     assert rule.name == (
-        "MatMul(x, a) | MatMul(x, b) => "
-        "Split(MatMul(x, Concat(a, b, axis=1)), axis=1, split=(dim(a, 1), dim(b, 1)))"
+        "MatMul(x, a) | MatMul(x, b) => Split(MatMul(x, Concat(a, b, axis=1)), axis=1, split=(dim(a, 1), dim(b, 1)))"
     )
     assert [str(c) for c in rule.conditions] == ["rank(a) == 2", "rank(b) == 2"]
     assert rule.exactness is Exactness.APPROXIMATES

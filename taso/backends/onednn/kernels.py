@@ -175,6 +175,7 @@ class _Stem:
     posts: tuple[PostOp, ...] = ()
     post_places: tuple[Place | None, ...] = ()
     first: bool = True
+    takes: Callable[[PostOp], bool] = lambda op: not isinstance(op, SumPostOp)
 
 
 @dataclass
@@ -278,7 +279,7 @@ class _Designer:
         return None
 
     def attempt(self, stem: _Stem, ops: tuple[PostOp, ...]) -> Primitive | None:
-        if len(ops) > _MOST_POST_OPS:
+        if len(ops) > _MOST_POST_OPS or not all(map(stem.takes, ops)):
             return None
         try:
             primitive = stem.make(Attributes(post_ops=ops))
@@ -483,7 +484,9 @@ class _Designer:
                 self.reorder(dst, into, describe(self.out_dims, self.out.layout, self.block), Place(RESULT))
 
         away = target != self.out.layout
-        return _Stem(make, arguments, _Frame(self.out_dims, target), finish=finish if away else None)
+        return _Stem(
+            make, arguments, _Frame(self.out_dims, target), finish=finish if away else None, takes=lambda op: True
+        )
 
     def brought(self, step: Step, layout: str, desc: MemoryDesc) -> Place:
         """The place of a step's first operand in `layout`, changed into it where it lies otherwise."""
@@ -546,7 +549,7 @@ class _Designer:
 
         stem = _Stem(
             lambda attributes: p.matmul(a, loose, dst, bias=bias_desc, attributes=attributes), arguments,
-            _Frame(out, PLAIN),
+            _Frame(out, PLAIN), takes=lambda op: True,
         )  # fmt: skip
         if posts is not None:
             stem.posts, stem.post_places = posts.ops, posts.places
@@ -611,6 +614,7 @@ class _Designer:
         self, step: Step, followers: Sequence[Step], kind: str, kernel: Sequence[int], strides: Sequence[int],
         dilations: Sequence[int], begin: Sequence[int], end: Sequence[int],
     ) -> None:  # fmt: skip
+        # oneDNN 3.2 takes sums and binary operations behind a pool and leaves out some, or reads the wrong element
         layout = self.operand(step, 0).layout
         src, dst = self.lies(self.operand(step, 0), layout), self.lies(self.out, layout)
         stem = _Stem(
@@ -618,7 +622,7 @@ class _Designer:
                 src, dst, kernel, kind=kind, strides=strides, dilations=dilations, pads_begin=begin, pads_end=end,
                 attributes=attributes,
             ),
-            self.through(step), _Frame(self.out_dims, layout),
+            self.through(step), _Frame(self.out_dims, layout), takes=lambda op: isinstance(op, EltwisePostOp),
         )  # fmt: skip
         self.emit(stem, followers)
 
