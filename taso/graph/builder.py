@@ -365,7 +365,7 @@ class GraphBuilder(Graph):
 
     def get_operator_type(self, op: Mapping[str, object]) -> str:
         """ONNX's name of the operator, such as "Conv"; "Input" and "Weight" for sources."""
-        return self._asked("get_operator_type", op).op.name
+        return self._asked("get_operator_type", op).op.label
 
     def get_operator_attr(self, op: Mapping[str, object], name: str) -> object:
         """Attribute `name`, defaults written out; several numbers come as a list (`perm` as a tuple)."""

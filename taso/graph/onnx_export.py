@@ -228,7 +228,7 @@ class _Writer:
         return value.node.op.has(Trait.SOURCE) or value.node in self.folded
 
     def _name(self, value: Value) -> str:
-        base = "weight" if self._is_stored(value) else value.node.op.name.lower()
+        base = "weight" if self._is_stored(value) else value.node.op.label.lower()
         return self.names.prefer(self._known_names(value), base)
 
     def _name_nodes(self) -> None:
@@ -255,7 +255,7 @@ class _Writer:
     def _node_name(self, node: Node) -> str:
         known = self.info.node_names.get(node)
         if known is None:
-            return self.node_names.fresh(node.op.name)
+            return self.node_names.fresh(node.op.label)
         return known if not known else self.node_names.prefer([known], known)
 
     def _append(self, proto: NodeProto, name: str) -> None:

@@ -41,7 +41,7 @@ def run(
         with np.errstate(all="ignore"):
             found = cast("list[Array]", evaluator.run(None, feeds))
     except Exception as error:
-        raise GraphError(f"{op.name}: onnx.reference fails on it: {error}") from error
+        raise GraphError(f"{op.label}: onnx.reference fails on it: {error}") from error
     results = dict(zip(evaluator.output_names, found, strict=True))
     empty: Array = np.zeros(0, np.float32)
     return tuple(_array(results[name]) if name else empty for name in wanted)
@@ -70,7 +70,7 @@ def _evaluator(
     except Exception as error:
         newer = _converted(model, opsets[""])
         if newer is None:
-            raise GraphError(f"{op.name}: onnx.reference does not know it: {error}") from error
+            raise GraphError(f"{op.label}: onnx.reference does not know it: {error}") from error
         return newer, wanted
 
 
@@ -108,7 +108,7 @@ def _opaque_graph(
 ) -> tuple[GraphProto, dict[str, int], list[str]]:
     proto, pattern, captures = attrs["proto"], attrs["outputs"], attrs["captures"]
     if not (isinstance(proto, bytes) and isinstance(pattern, tuple) and isinstance(captures, tuple)):
-        raise GraphError(f"the opaque {op.name} does not say what it is")
+        raise GraphError(f"the opaque {op.label} does not say what it is")
     node = NodeProto.FromString(proto)
     outer = [name for name in captures if isinstance(name, str)]
     taken = all_names(node) | set(outer)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from taso.graph.errors import GraphError
 from taso.graph.index import Meaning
 from taso.graph.types import DType, TensorType
+from taso.graph.unknown import UnknownReal
 
 Array = NDArray[np.generic]
 
@@ -99,6 +100,8 @@ class Attrs(Mapping[str, AttrValue]):
 
     def float(self, name: builtins.str) -> builtins.float:
         value = self._items[name]
+        if isinstance(value, UnknownReal):
+            return value
         if isinstance(value, (builtins.int, builtins.float)):
             return builtins.float(value)
         raise GraphError(f"attribute '{name}' must be a number, not {value!r}")
@@ -269,6 +272,11 @@ class Operator:
             wanted = str(low) if low == high else f"{low} to {high}"
             raise GraphError(f"{self.name} takes {wanted} inputs, not {len(inputs)}")
         return self.infer(inputs, attrs)
+
+    @property
+    def label(self) -> str:
+        """ONNX's name for it, also where it is opaque."""
+        return self.name
 
     def has(self, trait: Trait) -> bool:
         return trait in self.traits

@@ -635,7 +635,7 @@ def _arithmetic(op: str, a: Value, b: Value) -> Value:
         result = _NUMERIC[op](a, b)  # type: ignore[arg-type]  # both were found to be numbers above
     except (ZeroDivisionError, OverflowError) as error:
         raise ExpressionError(f"{a} {op} {b} has no value") from error
-    if isinstance(result, int) and abs(result) >= 1 << 128:
+    if type(result) is int and abs(result) >= 1 << 128:
         raise ExpressionError("a number grew beyond 128 bits")
     return result
 

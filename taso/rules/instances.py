@@ -293,9 +293,7 @@ class _Attempt:
     def types(self) -> dict[str, TensorType]:
         """Types of the variables as far as they are known now."""
         if self._types is None:
-            self._types = {
-                n: TensorType(self._dtypes[n], tuple(map(self._now, s))) for n, s in self._shapes.items()
-            }
+            self._types = {n: TensorType(self._dtypes[n], tuple(map(self._now, s))) for n, s in self._shapes.items()}
         return self._types
 
     @property
@@ -652,6 +650,3 @@ def with_dtype(rule: Rule, instance: Instance, dtype: DType) -> Instance | None:
     types = {n: TensorType(dtype if t.dtype.is_float else t.dtype, t.shape) for n, t in instance.types.items()}
     changed = Instance(types, instance.attrs, instance.weights, instance.fills)
     return changed if _holds(rule, changed) else None
-
-
-__all__ = ["Inadmissible", "Instance", "Port", "draw_instances", "rank_choices", "types_of_nodes", "with_dtype"]

@@ -437,7 +437,7 @@ class _Conversion:
     def _conv(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
         x, w = _take(op, inputs, 2)
         kernel = op.pair(_KERNEL)
-        self._equal_dtypes([x, w], given=False)
+        self._equal_dtypes([x, w], given=side.is_source)
         for axis, size in enumerate(kernel, 2):
             self._equate(w.shape[axis], size, given=False)
         if _hidden(self._now(w.shape[0])):

@@ -47,9 +47,7 @@ _ORDER = frozenset({"max", "min", "relu", "abs"})
 _DIVISIONS = {"div": 1, "reciprocal": 0}
 
 
-def test_rule(
-    rule: Rule, *, trials: int = TRIALS, primes: Sequence[int] = PRIMES, seed: int = 0
-) -> Rule:
+def test_rule(rule: Rule, *, trials: int = TRIALS, primes: Sequence[int] = PRIMES, seed: int = 0) -> Rule:
     """`rule` with the status that trials give it: tested, refuted (with counterexample) or unproved (with reason).
 
     The same rule and seed always give the same verdict. Each of `trials` instances is evaluated once for each prime.

@@ -41,7 +41,8 @@ TRUE = {
     "transposes composed": "Transpose(Transpose(x, perm=p), perm=q) => Transpose(x, perm=compose(p, q))\nexact: exact",
     "transpose undone": "Transpose(Transpose(x, perm=p), perm=q) => x\nwhere q == inverse(p)",
     "reshape of a reshape": "Reshape(Reshape(x, shape=s), shape=t) => Reshape(x, shape=t)\nwhere not 0 in t",
-    "split and joined": "Concat(Split(x, axis=a, split=s, outputs=2)[0], Split(x, axis=a, split=s, outputs=2)[1], axis=a)"
+    "split and joined": "Concat(Split(x, axis=a, split=s, outputs=2)[0], "
+    "Split(x, axis=a, split=s, outputs=2)[1], axis=a)"
     " => x\nexact: exact",
     "times one": "Mul(x, c) => x\nwhere filled(c, 1) and broadcasts_to(shape(c), shape(x))",
     "plus a broadcast zero": "Add(c, x) => x\nwhere filled(c, 0) and broadcasts_to(shape(c), shape(x))",
@@ -91,7 +92,7 @@ FALSE = {
     "relu of a sum": "Relu(Add(x, y)) => Add(Relu(x), Relu(y))\nwhere same_shape(x, y)",
     "stride ignored": "Conv(x, w, strides=s) => Conv(x, w)",
     "dilation ignored": "Conv(x, w, dilations=d) => Conv(x, w)",
-    "stride after a pointwise convolution": "Conv(x, w, strides=s) => Conv(x, w, strides=(s[1], s[0]))\nwhere rank(w) == 4",
+    "strides exchanged": "Conv(x, w, strides=s) => Conv(x, w, strides=(s[1], s[0]))\nwhere rank(w) == 4",
     "padding not counted": "AveragePool(x, kernel_shape=k, pads=p, count_include_pad=1) => "
     "AveragePool(x, kernel_shape=k, pads=p, count_include_pad=0)",
     "average pool without its padding as a convolution": "AveragePool(x, kernel_shape=(3, 3), pads=(1, 1, 1, 1)) => "

@@ -205,6 +205,15 @@ class _Designer:
         return self.out.type.static_shape or (1,)
 
     @property
+    def element_dims(self) -> tuple[int, ...]:
+        """Dimensions under which the result is worked on element by element.
+
+        Trailing axes of size 1 are left out: with them oneDNN 3.2's binary reads the wrong channel in a post-op.
+        """
+        dims = self.out_dims
+        return dims[:2] if len(dims) > 2 and all(d == 1 for d in dims[2:]) else dims
+
+    @property
     def block(self) -> int:
         return self.layouts.block or 1
 
@@ -311,8 +320,8 @@ class _Designer:
 
     def behind(self, followers: Sequence[Step]) -> None:
         """Runs steps in place on the result."""
-        out, frame = Place(RESULT), _Frame(self.out_dims, self.out.layout)
-        desc = describe(self.out_dims, self.out.layout, self.block)
+        out, frame = Place(RESULT), _Frame(self.element_dims, self.out.layout)
+        desc = describe(self.element_dims, self.out.layout, self.block)
         while followers:
             posts = self.posts(followers[0], frame)
             stem = None if posts is None else self.in_place_stem(posts, desc, frame, out)
@@ -380,10 +389,13 @@ class _Designer:
             return self.whole(index, operand, frame)
         if math.prod(dims) == 1:
             return describe((1,) * len(frame.dims), PLAIN, 1), self.place(index)
-        if len(frame.dims) != len(self.out_dims):
-            flat = (*(1 for _ in frame.dims[1:]), dims[-1]) if math.prod(dims) == dims[-1] == frame.dims[-1] else None
-            return None if flat is None else (describe(flat, PLAIN, 1), self.place(index))
-        return self.part(index, operand, frame)
+        extended = (1,) * (len(self.out_dims) - len(dims)) + dims
+        if frame.dims == self.out_dims[: len(frame.dims)]:
+            return self.part(index, operand, frame, extended[: len(frame.dims)])
+        if math.prod(dims) == dims[-1] == frame.dims[-1]:
+            # leading axes are one in this frame
+            return describe((*(1 for _ in frame.dims[1:]), dims[-1]), PLAIN, 1), self.place(index)
+        return None
 
     def whole(self, index: int, operand: Operand, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
         target = describe(frame.dims, frame.layout, self.block)
@@ -394,8 +406,9 @@ class _Designer:
             return None
         return target, self.place(index)
 
-    def part(self, index: int, operand: Operand, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
-        dims = (1,) * (len(frame.dims) - operand.type.rank) + operand.type.static_shape
+    def part(
+        self, index: int, operand: Operand, frame: _Frame, dims: tuple[int, ...]
+    ) -> tuple[MemoryDesc, Place] | None:
         if not layouts_alike(self.layouts, operand.type, operand.layout, PLAIN):
             return None
         by_channel = len(dims) > 2 and all(d == 1 for d in dims[2:])
@@ -662,15 +675,15 @@ class _Designer:
         """x · scale + shift by oneDNN's binary, which is faster than its batch normalization and takes more along."""
         if not all(self.operand(step, i).constant for i in range(1, 5)):
             raise Unimplemented("statistics that are no constants")
-        layout, index = self.operand(step, 0).layout, self.index(step, 0)
-        data = self.lies(self.operand(step, 0), layout)
+        layout, index, dims = self.operand(step, 0).layout, self.index(step, 0), self.element_dims
         self.lies(self.out, layout)
-        vector = describe((1, self.out_dims[1], *(1 for _ in self.out_dims[2:])), layout, self.block)
+        data = describe(dims, layout, self.block)
+        vector = describe((1, dims[1], *(1 for _ in dims[2:])), layout, self.block)
         scale, shift = self.norm(step)
         stem = _Stem(
             lambda attributes: p.binary(data, vector, data, "mul", attributes=attributes),
             lambda _: {p.SRC_0: self.place(index), p.SRC_1: scale, p.DST: Place(RESULT)},
-            _Frame(self.out_dims, layout), frozenset({index}), posts=(BinaryPostOp("add", vector),),
+            _Frame(dims, layout), frozenset({index}), posts=(BinaryPostOp("add", vector),),
             post_places=(shift,),
         )  # fmt: skip
         self.emit(stem, followers)
@@ -794,8 +807,8 @@ class _Designer:
         self.behind(followers)
 
     def element_stem(self, step: Step) -> _Stem | None:
-        frame = _Frame(self.out_dims, self.out.layout)
-        desc = describe(self.out_dims, self.out.layout, self.block)
+        frame = _Frame(self.element_dims, self.out.layout)
+        desc = describe(self.element_dims, self.out.layout, self.block)
         unary = _UNARY.get(step.op.name)
         if unary is not None:
             return self.unary_stem(self.index(step, 0), unary(step.attrs), desc, frame)

@@ -10,6 +10,7 @@ from taso.graph.errors import DimensionMismatch, GraphError, ShapeError
 from taso.graph.index import Affine, Expr, Loop, Read, at
 from taso.graph.operator import Array, FileNode, Types, Unmodelled
 from taso.graph.types import Dim, Shape, TensorType, larger, show_shape
+from taso.graph.unknown import UnknownInteger
 
 
 def present(types: Types, position: int, op: str) -> TensorType:
@@ -71,6 +72,10 @@ def broadcast(shapes: Sequence[Shape], op: str) -> Shape:
 
 
 def _broadcast_dim(a: Dim, b: Dim, op: str, shapes: Sequence[Shape]) -> Dim:
+    if isinstance(a, UnknownInteger):
+        return a.broadcast_with(b) if isinstance(b, int) else b
+    if isinstance(b, UnknownInteger):
+        return b.broadcast_with(a) if isinstance(a, int) else a
     if a == b or b == 1:
         return a
     if a == 1:
@@ -93,11 +98,16 @@ def single_axes(loops: Sequence[Loop]) -> tuple[tuple[Loop, ...], ...]:
 def broadcast_read(position: int, t: TensorType, loops: Sequence[Loop]) -> Expr:
     """Reads an input that broadcasts to the output's loops."""
     offset = len(loops) - t.rank
-    index = tuple(
-        Affine(()) if dim == 1 and loops[offset + axis].extent != 1 else at(loops[offset + axis])
-        for axis, dim in enumerate(t.dims)
-    )
-    return Read(position, index)
+    return Read(position, tuple(broadcast_index(dim, loops[offset + axis]) for axis, dim in enumerate(t.dims)))
+
+
+def broadcast_index(dim: Dim, loop: Loop) -> Affine:
+    """Where a broadcast read stands along an axis of size `dim`."""
+    if isinstance(dim, UnknownInteger):
+        return at(loop, dim.step)
+    if dim == 1 and (isinstance(loop.extent, UnknownInteger) or loop.extent != 1):
+        return Affine(())
+    return at(loop)
 
 
 def small_ints(node: FileNode, position: int) -> tuple[int, ...]:

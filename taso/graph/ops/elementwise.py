@@ -32,6 +32,7 @@ from taso.graph.ops.common import (
     single_axes,
 )  # fmt: skip
 from taso.graph.types import DType, TensorType
+from taso.graph.unknown import UnknownReal
 
 _E = Trait.ELEMENTWISE
 
@@ -69,6 +70,8 @@ def _call(function: str) -> Callable[[list[Expr], Attrs], Expr]:
 
 def constant(value: float) -> Const:
     """A literal that is exact: the decimal that a reader sees, not the nearest binary fraction."""
+    if isinstance(value, UnknownReal):
+        return Const(value.exact)
     return Const(Fraction(repr(float(value))))
 
 

@@ -21,6 +21,7 @@ from taso.graph.operator import (
 )  # fmt: skip
 from taso.graph.ops.common import (
     broadcast,
+    broadcast_index,
     broadcast_read,
     only_attributes,
     output_loops,
@@ -68,9 +69,7 @@ def _matmul_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
 
 def _batch_index(dims: tuple[Dim, ...], loops: tuple[Loop, ...]) -> tuple[Affine, ...]:
     offset = len(loops) - len(dims)
-    return tuple(
-        Affine(()) if d == 1 and loops[offset + i].extent != 1 else at(loops[offset + i]) for i, d in enumerate(dims)
-    )
+    return tuple(broadcast_index(d, loops[offset + i]) for i, d in enumerate(dims))
 
 
 MATMUL = register(

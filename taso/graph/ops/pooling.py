@@ -20,7 +20,7 @@ from taso.graph.operator import (
 )  # fmt: skip
 from taso.graph.ops.common import one_output, only_attributes, output_loops, present, single_axes
 from taso.graph.ops.windows import read_window, spatial_sizes, window_index
-from taso.graph.types import TensorType, product
+from taso.graph.types import TensorType
 
 _WINDOW: dict[str, AttrValue] = {"strides": (), "pads": (), "dilations": (), "ceil_mode": 0}
 
@@ -103,15 +103,9 @@ def _average_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
     outer, spatial, window = _loops("AveragePool", types, attrs)
     index = (*map(at, outer), *window_index(spatial, window, pool_settings(attrs)))
     total = Reduce("sum", window, Read(0, index, "zero"))
-    count: Expr = Reduce("sum", window, Inside(0, index))
-    if attrs.int("count_include_pad"):
-        count = Const(Fraction(_window_size(attrs)))
-    return (Meaning(single_axes(outer + spatial), Call("div", (total, count))),)
-
-
-def _window_size(attrs: Attrs) -> int:
-    size = product(attrs.ints("kernel_shape"))
-    return size if isinstance(size, int) else 0
+    counted: Expr = Const(Fraction(1)) if attrs.int("count_include_pad") else Inside(0, index)
+    body = Call("div", (total, Reduce("sum", window, counted)))
+    return (Meaning(single_axes(outer + spatial), body),)
 
 
 def _read_average(node: FileNode) -> Reading:

@@ -40,7 +40,10 @@ define_sources(INPUT, WEIGHT)
 
 # ── Opaque ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # attributes: `proto` the serialized node; `captures` the outer names that bodies read, one input each, after the
-# node's own; `outputs` which of the node's outputs are in use (an empty name is kept empty)
+# node's own; `outputs` which of the node's outputs are in use (an empty name is kept empty). An opaque Slice is not
+# named Slice: a table of operators, asked by name, must not take it for one whose attributes it knows.
+
+_OPAQUE = "opaque "
 
 
 @cache
@@ -48,14 +51,18 @@ def opaque(op_type: str, domain: str = "", random: bool = False) -> Operator:
     """The operator of nodes that pass through unchanged; `random` ones are never merged."""
     traits = {Trait.OPAQUE, Trait.RANDOM} if random else {Trait.OPAQUE}
     return _Opaque(
-        op_type, _no_rule, {"proto": REQUIRED, "captures": (), "outputs": REQUIRED, "opset": 0}, frozenset(traits),
+        _OPAQUE + op_type, _no_rule, {"proto": REQUIRED, "captures": (), "outputs": REQUIRED, "opset": 0}, frozenset(traits),
         arity=(0, 1 << 30), domain=domain,
     )  # fmt: skip
 
 
 class _Opaque(Operator):
     def __reduce__(self) -> tuple[object, tuple[str, str, bool]]:  # type: ignore[override]  # it is in no registry
-        return opaque, (self.name, self.domain, Trait.RANDOM in self.traits)
+        return opaque, (self.label, self.domain, Trait.RANDOM in self.traits)
+
+    @property
+    def label(self) -> str:
+        return self.name.removeprefix(_OPAQUE)
 
 
 # ── Identity, Dropout at inference ───────────────────────────────────────────────────────────────────────────────

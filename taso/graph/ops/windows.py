@@ -37,7 +37,7 @@ def spatial_sizes(
     ):  # fmt: skip
         if len(given) != wanted:
             raise ShapeError(f"{op}: {name} must have {wanted} numbers for {n} spatial axes, not {len(given)}")
-    if min([*kernel, *strides, *dilations], default=1) < 1:
+    if any(n < 1 for n in (*kernel, *strides, *dilations)):
         raise ShapeError(f"{op}: kernel_shape, strides and dilations must be at least 1")
     out = tuple(
         output_size(sizes[a], kernel[a], strides[a], (pads[a], pads[n + a]), dilations[a], ceil_mode) for a in range(n)
