@@ -79,7 +79,7 @@ def _softsign(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
 def _leaky(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
     np.copyto(out, inputs[0])
     slope = inputs[1] if len(inputs) > 1 else attrs.float("alpha")
-    np.multiply(inputs[0], slope, out=out, where=inputs[0] < 0)
+    np.multiply(inputs[0], slope, out=out, where=np.less(inputs[0], 0))
 
 
 def _copy(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
@@ -230,7 +230,7 @@ def _gather(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
         if indices.size and not (-size <= int(indices.min()) and int(indices.max()) < size):
             raise BackendError(f"Gather: an index lies outside the {size} elements of axis {axis}")
         # in range, so that wrapping is what a negative index means; other modes copy twice
-        np.take(inputs[0], indices, axis, out=outs[0], mode="wrap")
+        inputs[0].take(indices.astype(np.intp, copy=False), axis, out=outs[0], mode="wrap")
 
     return run
 

@@ -86,4 +86,7 @@ class ReferenceProgram:
 
 def _own(array: Array) -> Array:
     """An array that shares no memory with weights or inputs; what is no array (a sequence) is passed on."""
-    return array.copy() if isinstance(array, np.ndarray) else array
+    if not isinstance(array, np.ndarray):
+        return array
+    own: Array = array.copy()
+    return own

@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from taso.graph.errors import GraphError
+from taso.graph.graph import Node
 from taso.graph.onnx_protos import all_names, spell, tensor_proto, type_proto
 from taso.graph.operator import Array, Attrs, Operator, Trait, Types
 from taso.graph.types import DType, TensorType
@@ -45,6 +46,11 @@ def run(
     results = dict(zip(evaluator.output_names, found, strict=True))
     empty: Array = np.zeros(0, np.float32)
     return tuple(_array(results[name]) if name else empty for name in wanted)
+
+
+def can_run(node: Node) -> bool:
+    """Whether onnx.reference can be expected to know an opaque node's operator."""
+    return bool(onnx.defs.has(node.op.name, node.op.domain))
 
 
 def _array(result: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Union
@@ -53,8 +53,9 @@ def read(path: str | os.PathLike[str]) -> list[Rule]:
     return load(path)
 
 
+@lru_cache(maxsize=1 << 14)
 def judged(rule: Rule) -> Rule:
-    """The rule with the status that trials give it now."""
+    """The rule with the status that trials give it now; tried once per process."""
     return rule if rule in library() and rule.status is not Status.UNPROVED else test_rule(rule)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from taso.backends.base import Backend
 from taso.backends.costs import CostDatabase
 from taso.backends.lowering import flops, is_view, lower
+from taso.graph.cut import unrunnable, without_unrunnable
 from taso.graph.errors import GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
 from taso.graph.types import Dim, SymDim
@@ -192,8 +193,13 @@ def _decide(
     graph: Graph, best: Graph, settings: Settings, prepared: Prepared, outcome: Outcome, report: Report
 ) -> Graph:
     """Compares outputs and whole-graph times: the last word."""
+    left_out = unrunnable(graph)
+    if left_out:
+        names = ", ".join(sorted({n.op.label for n in left_out}))
+        report.messages.append(f"nothing here can run {names}: what is around was compared and measured without")
+    runnable, candidate = without_unrunnable(graph), without_unrunnable(best)
     if settings.verify:
-        check = compare(graph, best, prepared.sizes, settings.seed)
+        check = compare(runnable, candidate, prepared.sizes, settings.seed)
         report.verified, report.verification, report.relative_error = check.passed, check.reason, check.error
         if not check.passed:
             log.warning("the optimized graph is not used: %s", check.reason)
@@ -204,7 +210,7 @@ def _decide(
         report.decision = f"{len(report.rewrites)} rewrites, not measured as a whole"
         return best
     try:
-        timing = _timing(graph, best, settings, prepared, outcome)
+        timing = _timing(runnable, candidate, settings, prepared, outcome)
     except KeyboardInterrupt:
         report.decision = f"{len(report.rewrites)} rewrites; interrupted before the whole graph was measured"
         return best

@@ -47,6 +47,7 @@ KERNEL_FORMAT = 1
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 _MOST_POST_OPS = 32
+_FLAT = "flat"
 _F32 = DataType.F32
 
 
@@ -174,6 +175,7 @@ class _Stem:
     finish: Callable[[], None] | None = None
     posts: tuple[PostOp, ...] = ()
     post_places: tuple[Place | None, ...] = ()
+    later: tuple[EltwisePostOp, ...] = ()
     first: bool = True
     takes: Callable[[PostOp], bool] = lambda op: not isinstance(op, SumPostOp)
 
@@ -273,7 +275,7 @@ class _Designer:
         """Launches `stem` and says how many followers it took along; None, and no launch, where oneDNN has it not."""
         found = [self.posts(step, stem.frame) for step in followers]
         limit = next((i for i, f in enumerate(found) if f is None), len(found))
-        for count in range(limit, -1, -1):
+        for count in range(0 if stem.later else limit, -1, -1):
             taken = [f for f in found[:count] if f is not None]
             primitive = self.attempt(stem, (*stem.posts, *(op for f in taken for op in f.ops)))
             if primitive is not None:
@@ -281,11 +283,19 @@ class _Designer:
                 arguments = stem.arguments(primitive)
                 arguments.update({p.post_op_src(i): x for i, x in enumerate(places) if x is not None})
                 self.launch(primitive, arguments)
+                self.run_later(stem)
                 if stem.finish is not None:
                     stem.finish()
                 self.note_sharing(stem, followers[:count], taken)
                 return count
         return None
+
+    def run_later(self, stem: _Stem) -> None:
+        """The rest of a function that takes several of oneDNN's, which its eltwise does not fuse."""
+        desc = describe(stem.frame.dims, stem.frame.layout, self.block)
+        for op in stem.later:
+            primitive = p.eltwise(desc, desc, op.algorithm, alpha=op.alpha, beta=op.beta)
+            self.launch(primitive, {p.SRC: Place(RESULT), p.DST: Place(RESULT)})
 
     def attempt(self, stem: _Stem, ops: tuple[PostOp, ...]) -> Primitive | None:
         if len(ops) > _MOST_POST_OPS or not all(map(stem.takes, ops)):
@@ -334,22 +344,24 @@ class _Designer:
 
     def in_place_stem(self, posts: _Posts, desc: MemoryDesc, frame: _Frame, out: Place) -> _Stem | None:
         first, at = posts.ops[0], posts.places[0]
-        rest = (posts.ops[1:], posts.places[1:], False)
         if isinstance(first, EltwisePostOp):
             function = first
-            return _Stem(
+            stem = _Stem(
                 lambda a: p.eltwise(
                     desc, desc, function.algorithm, alpha=function.alpha, beta=function.beta, attributes=a
                 ),
-                lambda _: {p.SRC: out, p.DST: out}, frame, frozenset(), None, *rest,
+                lambda _: {p.SRC: out, p.DST: out}, frame,
             )  # fmt: skip
-        if not isinstance(first, BinaryPostOp) or at is None:
+        elif isinstance(first, BinaryPostOp) and at is not None:
+            name, other, second = first.algorithm, first.src1, at
+            stem = _Stem(
+                lambda a: p.binary(desc, other, desc, name, attributes=a),
+                lambda _: {p.SRC_0: out, p.SRC_1: second, p.DST: out}, frame,
+            )  # fmt: skip
+        else:
             return None
-        name, other, second = first.algorithm, first.src1, at
-        return _Stem(
-            lambda a: p.binary(desc, other, desc, name, attributes=a),
-            lambda _: {p.SRC_0: out, p.SRC_1: second, p.DST: out}, frame, frozenset(), None, *rest,
-        )  # fmt: skip
+        stem.posts, stem.post_places, stem.first = posts.ops[1:], posts.places[1:], False
+        return stem
 
     # ── steps as post-ops ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -389,6 +401,8 @@ class _Designer:
             return self.whole(index, operand, frame)
         if math.prod(dims) == 1:
             return describe((1,) * len(frame.dims), PLAIN, 1), self.place(index)
+        if frame.layout == _FLAT:
+            return None
         extended = (1,) * (len(self.out_dims) - len(dims)) + dims
         if frame.dims == self.out_dims[: len(frame.dims)]:
             return self.part(index, operand, frame, extended[: len(frame.dims)])
@@ -398,6 +412,10 @@ class _Designer:
         return None
 
     def whole(self, index: int, operand: Operand, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
+        if frame.layout == _FLAT:
+            as_result = layouts_alike(self.layouts, operand.type, operand.layout, self.out.layout)
+            fits = as_result and (not operand.constant or self.out.layout == PLAIN)
+            return (MemoryDesc.plain(frame.dims, _F32), self.place(index)) if fits else None
         target = describe(frame.dims, frame.layout, self.block)
         if operand.constant:
             plain = MemoryDesc.plain(frame.dims, _F32)
@@ -530,7 +548,7 @@ class _Designer:
         right = (*b, 1) if len(b) == 1 else b
         rows, inner, columns = left[-2], left[-1], right[-1]
         if math.prod(right[:-2]) == 1 and self.flattens(followers):
-            rows, batch = math.prod(left[:-1]), ()
+            rows, batch = math.prod(left[:-1]), tuple[int, ...]()
             left, right = (rows, inner), (inner, columns)
         else:
             rank = max(len(left), len(right))
@@ -813,7 +831,7 @@ class _Designer:
         if unary is not None:
             return self.unary_stem(self.index(step, 0), unary(step.attrs), desc, frame)
         if step.op.name == "Erf":
-            return self.erf_stem(step, desc, frame)
+            return self.erf_stem(step)
         if step.op.name not in (*_BINARY, "Pow") or len(step.inputs) != 2:
             return None
         return self.binary_stem(step, desc, frame)
@@ -825,24 +843,31 @@ class _Designer:
         first, rest = ops[0], ops[1:]
         return _Stem(
             lambda a: p.eltwise(desc, desc, first.algorithm, alpha=first.alpha, beta=first.beta, attributes=a),
-            lambda _: {p.SRC: self.place(index), p.DST: Place(RESULT)}, frame, frozenset({index}), posts=rest,
-            post_places=(None,) * len(rest),
+            lambda _: {p.SRC: self.place(index), p.DST: Place(RESULT)}, frame, frozenset({index}), later=rest,
         )  # fmt: skip
 
-    def erf_stem(self, step: Step, desc: MemoryDesc, frame: _Frame) -> _Stem:
-        """erf(y) = (2 gelu(z) − z) / z with z = √2 y, z kept off 0; beyond |y| = 10 erf is ±1."""
+    def erf_stem(self, step: Step) -> _Stem:
+        """erf(y) = (2 gelu(z) − z) / z with z = √2 y, z kept off 0; beyond |z| = 14 erf is ±1.
+
+        As a product with √2 and one with 1, since oneDNN's binary fuses what its eltwise does not.
+        """
         index = self.index(step, 0)
         self.lies(self.operand(step, 0), self.out.layout)
+        flat = (1, math.prod(self.out_dims))
+        desc, single = MemoryDesc.plain(flat, _F32), MemoryDesc.plain((1, 1), _F32)
+        root, one = (self.recipe.add_constant(Block.of(np.full(1, v, np.float32))) for v in (math.sqrt(2), 1.0))
         scratch = self.recipe.add_scratch(desc.size)
-        shifted = Attributes(post_ops=(EltwisePostOp("linear", math.sqrt(2), 1e-30),))
-        prepare = p.eltwise(desc, desc, "clip_v2", alpha=-10.0, beta=10.0, attributes=shifted)
-        self.launch(prepare, {p.SRC: self.place(index), p.DST: scratch})
-        doubled = Attributes(post_ops=(EltwisePostOp("linear", 2.0, 0.0),))
-        self.launch(p.eltwise(desc, desc, "gelu_erf", attributes=doubled), {p.SRC: scratch, p.DST: Place(RESULT)})
+        posts = (EltwisePostOp("clip_v2", -14.0, 14.0), EltwisePostOp("linear", 1.0, 1e-30))
+        prepare = p.binary(desc, single, desc, "mul", attributes=Attributes(post_ops=posts))
+        self.launch(prepare, {p.SRC_0: self.place(index), p.SRC_1: root, p.DST: scratch})
         return _Stem(
-            lambda a: p.binary(desc, desc, desc, "sub", attributes=a),
-            lambda _: {p.SRC_0: Place(RESULT), p.SRC_1: scratch, p.DST: Place(RESULT)}, frame,
-            posts=(BinaryPostOp("div", desc),), post_places=(scratch,), first=False,
+            lambda a: p.binary(desc, single, desc, "mul", attributes=a),
+            lambda _: {p.SRC_0: scratch, p.SRC_1: one, p.DST: Place(RESULT)}, _Frame(flat, _FLAT),
+            posts=(
+                EltwisePostOp("gelu_erf"), EltwisePostOp("linear", 2.0, 0.0), BinaryPostOp("sub", desc),
+                BinaryPostOp("div", desc),
+            ),
+            post_places=(None, None, scratch, scratch), first=False,
         )  # fmt: skip
 
     def binary_stem(self, step: Step, desc: MemoryDesc, frame: _Frame) -> _Stem | None:

@@ -52,8 +52,9 @@ class ArraySpec:
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
         span = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
-        held = (ctypes.c_char * span).from_address(address)
-        return np.ndarray(self.shape, self.dtype, held, 0, self.strides)
+        held = memoryview((ctypes.c_ubyte * span).from_address(address)).cast("B")
+        found: Array = np.ndarray(self.shape, self.dtype, held, 0, self.strides)
+        return found
 
 
 def is_blocked(dims: Sequence[int], layout: str, block: int) -> bool:
