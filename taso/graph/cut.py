@@ -46,4 +46,4 @@ def _label(node: Node) -> str:
     proto = node.attrs["proto"]
     # values have unique names in a file, so a node's serialized form names it
     said = hashlib.sha256(proto).hexdigest()[:16] if isinstance(proto, bytes) else str(node.guid)
-    return f"cut:{node.op.domain}.{node.op.name}:{said}"
+    return f"cut:{node.op.domain}.{node.op.label}:{said}"

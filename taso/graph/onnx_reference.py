@@ -50,7 +50,7 @@ def run(
 
 def can_run(node: Node) -> bool:
     """Whether onnx.reference can be expected to know an opaque node's operator."""
-    return bool(onnx.defs.has(node.op.name, node.op.domain))
+    return bool(onnx.defs.has(node.op.label, node.op.domain))
 
 
 def _array(result: Array) -> Array:

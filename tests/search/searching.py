@@ -156,13 +156,10 @@ class _Growing:
         ]  # fmt: skip
 
     def biased(self, x: Value) -> list[Value]:
-        attrs = {"kernel_shape": (1, 1), "strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), "group": 1}
-        known = {k: v for k, v in attrs.items() if k in CONV.attributes}
-        count = self.rng.choice([1, 2])
         made = []
-        for _ in range(count):
+        for _ in range(self.rng.choice([1, 2])):
             c = self.rng.choice(_CHANNELS)
-            made.append(self.graph.make(CONV, (x, self.weight(c, x.dim(1), 1, 1), self.weight(c)), known).output)
+            made.append(self.graph.make(CONV, (x, self.weight(c, x.dim(1), 1, 1), self.weight(c))).output)
         return [self.graph.relu(v) for v in made] if self.rng.random() < 0.5 else made
 
     def padded(self, x: Value) -> list[Value]:
