@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from taso.backends.base import Backend, Executable
 from taso.backends.costs import CostDatabase
 from taso.backends.select import get_backend
+from taso.graph import graph as graphs
 from taso.graph import onnx_export, onnx_import
 from taso.graph.builder import GraphBuilder
 from taso.graph.errors import BackendError, GraphError, ModelError
@@ -129,6 +130,7 @@ def optimize(
     rules: RuleSource | None = None,
     time_limit: float | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    freeze: bool = False,
     exactness: Sequence[str] = ("exact", "reassociates"),
     verify: bool = True,
     never_slower: bool = True,
@@ -139,7 +141,8 @@ def optimize(
 
     `alpha` and `budget` are TASO's: a candidate is kept while its cost is below `alpha` times the best, and `budget`
     bounds the graphs taken off the queue. `rules` are a file, a `Rule` or a list of such instead of the packaged
-    library. `time_limit` is in seconds. `input_shapes` gives the shapes to measure at where they are symbolic.
+    library. `time_limit` is in seconds. `input_shapes` gives the shapes to measure at where they are symbolic; with
+    `freeze` the result is for these shapes alone, and its inputs, outputs and value infos say so.
     `verify` compares outputs with the original's on random inputs; `never_slower` ends with a measurement of both whole
     graphs and gives the original back unless the best is faster. `graph` itself is never changed.
 
@@ -147,20 +150,25 @@ def optimize(
     """
     given = _graph(graph)
     limits = Limits(alpha, budget, time_limit)
+    if freeze:
+        given = _same_class(search.frozen(given, input_shapes or {}))
     settings = _settings(given, backend=backend, threads=threads, rules=rules, exactness=exactness)
     settings.limits, settings.verify, settings.never_slower = limits, verify, never_slower
     settings.seed, settings.progress = seed, progress
     settings.sizes = {k: v for k, v in measuring_sizes(given, input_shapes or {}).items() if isinstance(v, int)}
     best, report = search.optimize(given, settings)
-    if best is given:
-        best = copy.copy(given)
-    if not isinstance(best, Graph):
-        raise GraphError("the search gave back a graph of another kind")
+    best = _same_class(copy.copy(best) if best is given else best)
     best._report = report
     if print_subst:
         for rewrite in report.rewrites:
             print(rewrite.rule)
     return best
+
+
+def _same_class(graph: graphs.Graph) -> Graph:
+    if not isinstance(graph, Graph):
+        raise GraphError("a public graph became one of another kind")
+    return graph
 
 
 def _settings(

@@ -49,6 +49,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], type=_input_shape, metavar="NAME:1x3x224x224",
         help="the shape to optimize an input for, where the file leaves it open (may be repeated)",
     )  # fmt: skip
+    parser.add_argument("--freeze", action="store_true", help="write a model for the shapes of --input alone")
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +89,7 @@ def _optimize(settings: argparse.Namespace) -> int:
     best = taso.optimize(
         taso.load(settings.model), alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
         threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
-        verify=not settings.no_verify, input_shapes=dict(settings.input),
+        verify=not settings.no_verify, input_shapes=dict(settings.input), freeze=settings.freeze,
     )  # fmt: skip
     taso.save(best, settings.output)
     if not settings.quiet:

@@ -45,6 +45,10 @@ def evaluate_operator(
     if op.has(Trait.IDENTITY) and arrays[0] is not None:
         return (arrays[0],)
     results = op.types_of(actual, attrs)
+    if op.compute is not None:
+        given = [a if a is None or not t or not t.dtype.is_float else a.astype(np.float64, copy=False)
+                 for a, t in zip(arrays, actual, strict=True)]  # fmt: skip
+        return _in_types(op.compute(given, attrs), results, wide)
     meanings = _meanings(op, attrs, actual)
     if meanings is not None and op.has(Trait.MOVES_DATA):
         return _moved(meanings, arrays)
@@ -100,7 +104,10 @@ def _in_floats(
     meanings: Sequence[Meaning], results: Sequence[TensorType], arrays: Sequence[Array | None], wide: bool
 ) -> tuple[Array, ...]:
     given = [a if a is None else a.astype(np.float64, copy=False) for a in arrays]
-    found = [evaluate(m, given, Float64()) for m in meanings]
+    return _in_types([evaluate(m, given, Float64()) for m in meanings], results, wide)
+
+
+def _in_types(found: Sequence[Array], results: Sequence[TensorType], wide: bool) -> tuple[Array, ...]:
     return tuple(f if wide else _rounded(f, t.dtype) for f, t in zip(found, results, strict=True))
 
 

@@ -54,6 +54,22 @@ def _leaky(x: Floats, slope: Floats) -> Floats:
     return np.where(x < 0, slope * x, x)
 
 
+def _celu(x: Floats, alpha: Floats) -> Floats:
+    return np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha))
+
+
+def _thresholded(x: Floats, alpha: Floats) -> Floats:
+    return np.where(x > alpha, x, 0 * alpha)
+
+
+def _shrink(x: Floats, bias: Floats, bound: Floats) -> Floats:
+    return np.where(x < -bound, x + bias, np.where(x > bound, x - bias, 0 * bias))
+
+
+def _swish(x: Floats, alpha: Floats) -> Floats:
+    return x * _sigmoid(alpha * x)
+
+
 @dataclass(frozen=True)
 class ScalarFunction:
     """A function of one element (of each argument): its value in float64 and what is known of it exactly.
@@ -117,6 +133,19 @@ SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {
     "selu": ScalarFunction(3, _selu),
     "leaky_relu": ScalarFunction(2, _leaky),
     "pow": ScalarFunction(2, np.power),
+    "celu": ScalarFunction(2, _celu),
+    "thresholded_relu": ScalarFunction(2, _thresholded),
+    "shrink": ScalarFunction(3, _shrink),
+    "swish": ScalarFunction(2, _swish),
+    "tan": ScalarFunction(1, np.tan),
+    "sinh": ScalarFunction(1, np.sinh),
+    "cosh": ScalarFunction(1, np.cosh),
+    "asin": ScalarFunction(1, np.arcsin),
+    "acos": ScalarFunction(1, np.arccos),
+    "atan": ScalarFunction(1, np.arctan),
+    "asinh": ScalarFunction(1, np.arcsinh),
+    "acosh": ScalarFunction(1, np.arccosh),
+    "atanh": ScalarFunction(1, np.arctanh),
 }
 
 

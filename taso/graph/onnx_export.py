@@ -159,6 +159,8 @@ class _Writer:
         self.sources = set(graph.inputs)
         self.folded = folded_nodes(graph, fold_limit)
         self.nodes = written_nodes(graph, self.folded)
+        self.read = {v for node in self.nodes for v in node.inputs if v is not None}
+        self.read.update(v for _, v in graph.outputs)
         self.names = Names(self._reserved())
         self.node_names = Names()
         self.name_of: dict[Value, str] = {}
@@ -276,8 +278,16 @@ class _Writer:
                 proto.input.append(inputs[source])
             else:
                 proto.input.append("" if source is None else self._literal(source, node))
-        proto.output.extend(self.name_of[v] for v in node.outputs)
+        proto.output.extend(self._output_names(node))
         return proto
+
+    def _output_names(self, node: Node) -> list[str]:
+        """Names of the outputs; one that may be left out and that nobody reads has none."""
+        optional = node.op.optional_outputs
+        names = ["" if i in optional and v not in self.read else self.name_of[v] for i, v in enumerate(node.outputs)]
+        while len(names) > 1 and not names[-1]:
+            names.pop()
+        return names
 
     def _opaque(self, node: Node, inputs: Sequence[str]) -> NodeProto:
         proto, captures, pattern = node.attrs["proto"], node.attrs["captures"], node.attrs["outputs"]

@@ -12,7 +12,7 @@ import onnx.checker
 import onnx.defs
 import onnx.shape_inference
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto
 
 from taso.graph.errors import GraphError, ModelError, ShapeError
 from taso.graph.graph import Graph, Node, Value
@@ -20,15 +20,12 @@ from taso.graph.known import Known
 from taso.graph.onnx_protos import (
     UNKNOWN,
     Symbols,
-    attribute_kinds,
-    attribute_value,
     bodies,
     captured_names,
     schema,
-    tensor_proto,
     tensor_type,
-    type_proto,
 )  # fmt: skip
+from taso.graph.onnx_reading import MALFORMED, REFUSALS, infer_node, read_node
 from taso.graph.onnx_skeleton import Parts, label, prepare
 from taso.graph.onnx_weights import (
     ExternalFiles,
@@ -38,7 +35,7 @@ from taso.graph.onnx_weights import (
     sparse_weight,
     tensor_weight,
 )  # fmt: skip
-from taso.graph.operator import ONNX_NAMES, Array, AttrValue, FileNode, Operator, Reading, Unmodelled, Weight
+from taso.graph.operator import ONNX_NAMES, AttrValue, Operator, Unmodelled, Weight
 from taso.graph.ops import opaque
 from taso.graph.types import DType, TensorType
 
@@ -105,11 +102,6 @@ _RANDOM = frozenset(
     }
 )  # fmt: skip
 _PURE_DOMAINS = ("", "ai.onnx.ml")
-# what reading a node may come upon when the node is not as its schema wants it
-_MALFORMED = (ValueError, TypeError, IndexError, OverflowError)
-# ValueError: an element type that there is not
-_REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError)
-
 
 class _Importer:
     """Turns the parts of one file into a graph."""
@@ -230,9 +222,8 @@ class _Importer:
     def _modelled(self, op: Operator, node: NodeProto, inputs: list[Value | None]) -> Node | None:
         """The node in our terms, or None where it says something that ours do not."""
         try:
-            reading = self._read(op, node, inputs)
-            if any(i is not None and i >= len(inputs) for i in reading.inputs):
-                raise Unmodelled(f"{node.op_type} with {len(inputs)} inputs")
+            outputs = tuple(name if name in self.read else "" for name in node.output)
+            reading = read_node(op, node, self.parts.opsets[node.domain], inputs, self.known, outputs)
             given = [inputs[i] if i is not None else None for i in reading.inputs]
             made = self.graph.make(op, given, reading.attrs)
             # old versions that can be read and not written stay as they are
@@ -243,36 +234,10 @@ class _Importer:
                 raise ModelError(f"{self._label(node)} does not fit its inputs: {reason} ({refused})") from reason
             log.debug("%s stays opaque: %s", self._label(node), reason)
             return None
-        except (Unmodelled, GraphError, *_MALFORMED) as reason:
+        except (Unmodelled, GraphError, *MALFORMED) as reason:
             log.debug("%s stays opaque: %s", self._label(node), reason)
             return None
         return made if self._agrees(node, inputs, made) else None
-
-    def _read(self, op: Operator, node: NodeProto, inputs: list[Value | None]) -> Reading:
-        opset = self.parts.opsets[node.domain]
-        types = tuple(v.type if v is not None else None for v in inputs)
-        if any(t is not None and t.dtype is DType.UNDEFINED for t in types):
-            raise Unmodelled("an input has no known element type")
-        found = schema(node.op_type, opset, node.domain)
-        if found is None or found.deprecated:
-            raise Unmodelled(f"ONNX has no operator {node.op_type} in opset {opset}")
-        kinds = attribute_kinds(node.op_type, opset, node.domain)
-        for attribute in node.attribute:
-            if kinds.get(attribute.name) != attribute.type:
-                raise Unmodelled(f"ONNX's {node.op_type} has no such attribute '{attribute.name}'")
-        attrs: dict[str, AttrValue] = {a.name: attribute_value(a) for a in node.attribute}
-
-        def constant(position: int) -> Array | None:
-            value = inputs[position] if position < len(inputs) else None
-            return None if value is None else self.known(value)
-
-        if op.read is not None:
-            outputs = tuple(name if name in self.read else "" for name in node.output)
-            return op.read(FileNode(node.op_type, found.since_version, opset, attrs, types, constant, outputs))
-        positions: list[int | None] = [i if v is not None else None for i, v in enumerate(inputs)]
-        while positions and positions[-1] is None:
-            positions.pop()
-        return Reading(attrs, tuple(positions))
 
     def _agrees(self, node: NodeProto, inputs: list[Value | None], made: Node) -> bool:
         """Whether ONNX's own inference sees the types that our rules give; where it does not, ONNX is right."""
@@ -289,7 +254,7 @@ class _Importer:
         # what the file declares may be wrong; what inference makes of this node alone decides
         try:
             again = self._inferred(node, inputs)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             log.warning("%s stays opaque: %s", self._label(node), error)
             return False
         wrong = [
@@ -310,25 +275,13 @@ class _Importer:
         """What ONNX's inference has against `node`, in its own words and with the shapes; None if nothing."""
         try:
             self._inferred(node, inputs)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             shown = ", ".join(str(v.type) if v is not None else "nothing" for v in inputs)
             return f"its inputs are {shown}; ONNX says: {str(error).split(chr(10))[0]}"
         return None
 
     def _inferred(self, node: NodeProto, inputs: list[Value | None]) -> Mapping[str, TypeProto]:
-        found = schema(node.op_type, self.parts.opsets[node.domain], node.domain)
-        types = {name: type_proto(v.type) for name, v in zip(node.input, inputs, strict=True) if v is not None}
-        if found is None or bodies(node) or not all(t.WhichOneof("value") for t in types.values()):
-            return {}
-        data: dict[str, TensorProto] = {}
-        for name, value in zip(node.input, inputs, strict=True):
-            known = self.known(value) if value is not None else None
-            if known is not None and value is not None and value.type.dtype in (DType.INT64, DType.INT32):
-                data[name] = tensor_proto(known, value.type.dtype, name)
-        imports = [helper.make_opsetid(domain, version) for domain, version in self.parts.opsets.items()]
-        return onnx.shape_inference.infer_node_outputs(
-            found, node, types, data, opset_imports=imports, ir_version=self.parts.model.ir_version
-        )
+        return infer_node(node, inputs, self.known, self.parts.opsets, self.parts.model.ir_version)
 
     # ── opaque nodes ─────────────────────────────────────────────────────────────────────────────────────────────
 

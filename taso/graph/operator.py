@@ -151,6 +151,7 @@ REQUIRED = Required()
 Types = Sequence[Union[TensorType, None]]
 InferFunction = Callable[[Types, Attrs], tuple[TensorType, ...]]
 MeaningFunction = Callable[[Types, Attrs], tuple[Meaning, ...]]
+ComputeFunction = Callable[[Sequence[Union[Array, None]], Attrs], tuple[Array, ...]]
 
 
 class Unmodelled(Exception):
@@ -224,7 +225,9 @@ WriteFunction = Callable[[Attrs, Types, int], Spelling]
 class Operator:
     """One operator. `infer` is its type rule; `meaning` its definition in index notation, where rules speak of it.
 
-    `linear` lists the inputs in which it is linear (all others held). `read` and `write` map the versions of its ONNX
+    `compute` is its definition in NumPy where index notation cannot say it and ONNX's reference does not do all of it:
+    floats come and go in float64. `optional_outputs` are those that a file may leave out. `linear` lists the inputs in
+    which it is linear (all others held). `read` and `write` map the versions of its ONNX
     schema to and from these attributes; None means "as they are". `since` is the first opset that has it;
     `internal` operators have no ONNX name and live on weights only.
     """
@@ -241,6 +244,8 @@ class Operator:
     write: WriteFunction | None = None
     since: int = 1
     internal: bool = False
+    compute: ComputeFunction | None = None
+    optional_outputs: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
         return self.name

@@ -135,7 +135,10 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _normal(text: str) -> str:
-    """Equations read the same from both sides, up to the sign of differences."""
+    """Equations, and comparisons of all tensors named, read the same from both sides."""
+    compared = re.fullmatch(r"(same_shape|same_dtype)\(([\w, ]*)\)", text)
+    if compared:
+        return f"{compared[1]}({', '.join(sorted(compared[2].split(', ')))})"
     sides = text.split(" == ")
     return " == ".join(sorted(sides)) if len(sides) == 2 else text
 

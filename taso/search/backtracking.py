@@ -110,6 +110,11 @@ class Limits:
     constant_bytes: int = 1 << 62
 
     def __post_init__(self) -> None:
+        if isinstance(self.budget, bool) or not isinstance(self.budget, int):
+            raise SearchError(f"the budget is a whole number of graphs to expand and cannot be {self.budget!r}")
+        for name, value in (("alpha", self.alpha), ("the time limit", self.time_limit or 0)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise SearchError(f"{name} must be a number, not {value!r}")
         if self.budget < 0:
             raise SearchError(f"the budget is a number of graphs to expand and cannot be {self.budget}")
         if not self.alpha >= 1.0:

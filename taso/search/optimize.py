@@ -13,7 +13,8 @@ from taso.backends.lowering import flops, is_view, lower
 from taso.graph.cut import unrunnable, without_unrunnable
 from taso.graph.errors import GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
-from taso.graph.types import Dim, SymDim
+from taso.graph.onnx_shapes import fold_shapes, freeze
+from taso.graph.types import Dim, SymDim, symbols_of
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Exactness, Rule, Status
 from taso.search.backtracking import Limits, Outcome, Taken, backtrack
@@ -68,21 +69,46 @@ def measuring_sizes(graph: Graph, input_shapes: Mapping[str, Sequence[int]]) -> 
 
     Raises `InputError` for a name that is no input, or a shape that does not fit it.
     """
-    sizes: dict[str, Dim] = {}
-    types = dict(zip(graph.input_names, (v.type for v in graph.inputs), strict=True))
-    for name, shape in input_shapes.items():
-        if name not in types:
-            raise InputError(f"input_shapes names '{name}', but the inputs are {sorted(types)}")
-        declared = types[name].shape
-        if declared is not None and len(declared) != len(shape):
-            raise InputError(f"input '{name}' has {len(declared)} dimensions, input_shapes gives {len(shape)}")
-        for dim, size in zip(declared or (), shape, strict=True):
-            _bind(name, dim, size, sizes)
+    sizes: dict[str, Dim] = {**given_sizes(graph, input_shapes)}
     sizes.update({s: 1 for s in sorted(graph.symbols) if s not in sizes})
     return sizes
 
 
-def _bind(name: str, dim: Dim, size: int, sizes: dict[str, Dim]) -> None:
+def given_sizes(graph: Graph, input_shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Numbers for the symbolic dimensions that `input_shapes` speaks of; raises `InputError` as `measuring_sizes`."""
+    sizes: dict[str, int] = {}
+    types = dict(zip(graph.input_names, (v.type for v in graph.inputs), strict=True))
+    for name, shape in input_shapes.items():
+        if name not in types:
+            raise InputError(f"input_shapes names '{name}', but the inputs are {sorted(types)}")
+        if not all(isinstance(size, int) and size > 0 for size in shape):
+            raise InputError(f"input_shapes gives '{name}' the shape {tuple(shape)}; sizes are whole numbers above 0")
+        declared = types[name].shape
+        if declared is None:
+            continue
+        if len(declared) != len(shape):
+            raise InputError(f"input '{name}' has {len(declared)} dimensions, input_shapes gives {len(shape)}")
+        for dim, size in zip(declared, shape, strict=True):
+            _bind(name, dim, size, sizes)
+    return sizes
+
+
+def frozen(graph: Graph, input_shapes: Mapping[str, Sequence[int]]) -> Graph:
+    """The graph for the shapes `input_shapes` of its inputs alone.
+
+    Raises `InputError` where a dimension of an input stays open, `ShapeError` where operators do not take these shapes.
+    """
+    sizes = given_sizes(graph, input_shapes)
+    for name, value in zip(graph.input_names, graph.inputs, strict=True):
+        t = value.type
+        unsaid = sorted(s for d in t.shape or () for s in symbols_of(d) if s not in sizes)
+        if unsaid or t.shape is None and t.other is None and name not in input_shapes:
+            missing = f"dimension '{unsaid[0]}'" if unsaid else "shape"
+            raise InputError(f"freeze=True needs the {missing} of input '{name}': say it in input_shapes")
+    return freeze(graph, sizes, input_shapes)
+
+
+def _bind(name: str, dim: Dim, size: int, sizes: dict[str, int]) -> None:
     if isinstance(dim, int):
         if dim != size:
             raise InputError(f"input '{name}' has a dimension of {dim}, input_shapes gives {size}")
@@ -112,12 +138,34 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     started = time.perf_counter()
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
+        graph = _folded(graph, settings, report)
         best = _optimized(graph, settings, report)
     except KeyboardInterrupt:
         report.decision = "interrupted before anything was found: the original graph"
         best = graph
     report.total_seconds = time.perf_counter() - started
     return best, report
+
+
+def _folded(graph: Graph, settings: Settings, report: Report) -> Graph:
+    """The graph with its shape arithmetic folded, which the search starts from; itself where that changes nothing."""
+    if settings.limits.budget == 0:
+        return graph
+    try:
+        folded = fold_shapes(graph)
+        if folded is graph:
+            return graph
+        if settings.verify:
+            check = compare(graph, folded, settings.sizes, settings.seed)
+            if not check.passed:
+                raise GraphError(check.reason)
+    except TasoError as error:
+        log.warning("shape arithmetic stays as it is: %s", error)
+        report.messages.append(f"shape arithmetic stays as it is: {error}")
+        return graph
+    report.shapes_folded = len(graph.operators) - len(folded.operators)
+    report.messages.append(f"what is known of shapes was folded: {report.shapes_folded} operators fewer")
+    return folded
 
 
 def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:

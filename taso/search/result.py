@@ -115,6 +115,7 @@ class Report:
     ratio_high: float | None = None
     kernels_before: int = 0
     kernels_after: int = 0
+    shapes_folded: int = 0
     rewrites: list[Rewrite] = field(default_factory=list)
     near_misses: list[tuple[str, float]] = field(default_factory=list)
     decision: str = ""
@@ -135,7 +136,7 @@ class Report:
     @property
     def changed(self) -> bool:
         """Whether the graph that came back differs from the one given."""
-        return bool(self.rewrites)
+        return bool(self.rewrites or self.shapes_folded)
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain data, ready for JSON."""

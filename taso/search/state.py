@@ -51,23 +51,21 @@ class Setting:
         return self.lowering.layouts.applies(self.store.class_sized[value]) and not self.store.class_constant[value]
 
     def relayout_cost(self, view: StateView, value: int) -> float:
-        """Seconds of the change of layout that some reader of `value` asks for, 0 where none does."""
+        """Seconds of the changes of layout that readers of `value` ask for, each once however many ask for it."""
         if not self.may_change_layout(value):
             return 0.0
         layout = self.store.class_layouts[value]
+        wanted: dict[str, None] = {PLAIN: None} if view.is_output(value) else {}
         for node in view.consumers(value):
             last = self.lowering.group(view, self.lowering.anchor_of(view, node)).last
             out = self.store.class_layouts[view.outputs(last)[0]]
             for position, read in enumerate(view.inputs(node)):
                 if read == value:
-                    wanted = self.lowering.layouts.wanted(
+                    asked = self.lowering.layouts.wanted(
                         view.op(node), view.attrs(node), position, view.type(value), layout, out
                     )
-                    if wanted != layout:
-                        return self._change(view.type(value), layout, wanted)
-        if layout != PLAIN and view.is_output(value):
-            return self._change(view.type(value), layout, PLAIN)
-        return 0.0
+                    wanted[asked] = None
+        return sum(self._change(view.type(value), layout, w) for w in wanted if w != layout)
 
     def _change(self, t: TensorType, source: str, target: str) -> float:
         return self.costs.kernel(Kernel((Operand(t, source, False),), (), (Operand(t, target, False),)))

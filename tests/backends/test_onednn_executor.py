@@ -1010,7 +1010,8 @@ def _random_graph(draw: st.DrawFn) -> Graph:
 
 
 def _random_step(b: Build, draw: st.DrawFn, x: Value, values: list[Value]) -> list[Value]:
-    kind = draw(st.sampled_from(["conv", "conv", "unary", "binary", "channel", "split", "concat", "pool", "norm", "move"]))
+    kinds = ["conv", "conv", "unary", "binary", "channel", "split", "concat", "pool", "norm", "move"]
+    kind = draw(st.sampled_from(kinds))
     c = x.dim(1)
     if kind == "conv":
         group = draw(st.sampled_from([1, 1, c]))

@@ -126,7 +126,7 @@ class _RandomSupply:
 
 
 def random_array(operand: Operand, seed: int) -> Array:
-    """Reproducible values: floats normal (weights scaled by 1 / √fan-in, vectors of them positive), other types 0 or 1."""
+    """Reproducible values: normal floats (weights scaled by 1 / √fan-in, vectors positive), else 0 or 1."""
     shape, dtype = operand.type.static_shape, operand.type.dtype
     generator = np.random.default_rng(seed)
     if not dtype.is_float:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,12 +35,13 @@ from taso.backends.onednn.places import (
     to_plain,
 )  # fmt: skip
 from taso.backends.onednn.recipe import ArrayLaunch, Call, Recipe
+from taso.graph import onnx_shapes
 from taso.graph.errors import BackendError
 from taso.graph.evaluate import check_feeds, constant_value, evaluate_graph
-from taso.graph.graph import Graph, Node, Value
+from taso.graph.graph import Graph, Value
 from taso.graph.operator import Operator, Trait
 from taso.graph.ops.movement import slice_ranges
-from taso.graph.types import DType, SymDim, TensorType
+from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +100,22 @@ def _spread(kernel: Kernel, operands: Sequence[int]) -> tuple[bool, int]:
 # ── constants ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_LAID_OUT: weakref.WeakValueDictionary[tuple[Hashable, str], Block] = weakref.WeakValueDictionary()
+"""Constants as some program that still lives has them: programs of one model for several shapes, or of a graph and a
+rewritten one, share what both read."""
+
+
+def _content_key(value: Value) -> Hashable:
+    """Equal for constants that are computed from the same weights in the same way, in whichever graph."""
+    inputs = tuple(_content_key(v) if v is not None else None for v in value.node.inputs)
+    return value.node.op.name, value.node.attrs, inputs, value.index
+
+
 class _Constants:
     """Constant operands laid out, shared by the kernels that read the same one in the same way."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[Value, str], Block] = {}
+        self.blocks: dict[tuple[Hashable, str], Block] = {}
         self.wildness: dict[Value, int] = {}
 
 
@@ -120,9 +133,12 @@ class _JobSupply:
         return self._loaded[operand]
 
     def keep(self, operand: int, label: str, make: Callable[[Array], Block]) -> Block:
-        key = (self._operands[operand], label)
+        key = (_content_key(self._operands[operand]), label)
         if key not in self._constants.blocks:
-            self._constants.blocks[key] = make(self.array(operand))
+            shared = _LAID_OUT.get(key)
+            if shared is None:
+                shared = _LAID_OUT[key] = make(self.array(operand))
+            self._constants.blocks[key] = shared
         return self._constants.blocks[key]
 
     def wildness(self, operand: int) -> int:
@@ -255,6 +271,7 @@ class _Builder:
                 self.decide_kernel(task, number)
 
     def decide_object(self, task: _Task, number: int) -> None:
+        self.note_wildness(task)
         for lie in task.writes:
             if _is_object(lie[0].type):
                 self.cells[lie[0]] = [None]
@@ -552,12 +569,10 @@ class Program:
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[tuple[int, ...], ...], StaticProgram | _Evaluated] = OrderedDict()
         self._warned = False
-        self._fixed: StaticProgram | None = None
-        self._graph: Graph | None = None
-        if _is_static(graph):
-            self._fixed = self._build(graph)
-        else:
-            self._graph = graph
+        static = _is_static(graph)
+        self._fixed = self._build(graph) if static else None
+        # a static program has laid out all it needs: the graph and its weights may go
+        self._graph = self._signature if static else graph
         self._latest: StaticProgram | _Evaluated | None = self._fixed
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -577,7 +592,7 @@ class Program:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the arena that holds all intermediate values, inputs and outputs; as `kernels` of the latest call."""
+        """Bytes of the arena that holds inputs, outputs and all between; as `kernels`, of the latest call."""
         return self._latest.peak_bytes if self._latest is not None else 0
 
     def _build(self, graph: Graph) -> StaticProgram:
@@ -585,20 +600,20 @@ class Program:
             return _Builder(graph, self._lowering).program(self._threads)
 
     def _for(self, given: Mapping[str, Array]) -> StaticProgram | _Evaluated:
-        if self._fixed is not None or self._graph is None:
-            return self._fixed if self._fixed is not None else _Evaluated(self._signature)
+        if self._fixed is not None:
+            return self._fixed
         key = tuple(np.shape(given[name]) for name in self._signature.input_names)
         with self._lock:
             if key not in self._cache:
-                self._cache[key] = self._specialised(self._graph, given)
+                self._cache[key] = self._specialised(given)
             self._cache.move_to_end(key)
             while len(self._cache) > _MOST_SHAPES:
                 self._cache.popitem(last=False)
             self._latest = self._cache[key]
             return self._latest
 
-    def _specialised(self, graph: Graph, given: Mapping[str, Array]) -> StaticProgram | _Evaluated:
-        bound = specialise(graph, given)
+    def _specialised(self, given: Mapping[str, Array]) -> StaticProgram | _Evaluated:
+        bound = specialise(self._graph, given)
         if _is_static(bound):
             return self._build(bound)
         if not self._warned:
@@ -608,7 +623,7 @@ class Program:
                 "the shape of what %s gives is known at run time only: the graph is evaluated node by node",
                 unknown.node.op.name,
             )
-        return _Evaluated(graph)
+        return _Evaluated(self._graph)
 
 
 def _signature(graph: Graph) -> Graph:
@@ -639,21 +654,9 @@ def specialise(graph: Graph, given: Mapping[str, Array]) -> Graph:
 
     Raises `ShapeError` where an operator does not take these shapes.
     """
-    sizes: dict[str, int | SymDim] = {}
     types: dict[Value, TensorType] = {}
     for name, value in zip(graph.input_names, graph.inputs, strict=True):
-        t, array = value.type, given[name]
-        if t.other is None and isinstance(array, np.ndarray):
-            types[value] = TensorType(t.dtype, array.shape)
-            for dim, size in zip(t.shape or (), array.shape, strict=False):
-                symbol = dim.symbol if isinstance(dim, SymDim) else None
-                if symbol is not None:
-                    sizes[symbol] = size
-
-    def replaced(fresh: Graph, node: Node, inputs: tuple[Value | None, ...]) -> Sequence[Value]:
-        if node.op.has(Trait.SOURCE) or node.op.has(Trait.OPAQUE):
-            outs = [types.get(v, v.type.bind(sizes)) for v in node.outputs]
-            return fresh.make(node.op, inputs, node.attrs, outs, node.origin).outputs
-        return fresh.make(node.op, inputs, node.attrs, None, node.origin).outputs
-
-    return graph.rebuilt(replaced)
+        array = given[name]
+        if value.type.other is None and isinstance(array, np.ndarray):
+            types[value] = TensorType(value.type.dtype, array.shape)
+    return onnx_shapes.specialise(graph, types)

@@ -456,12 +456,13 @@ class _Designer:
             a = describe(source.type.static_shape, source.layout, self.block)
             b = describe(target.type.static_shape, target.layout, self.block)
             return self.reorder(a, self.place(0), b, Place(RESULT))
-        read = logical_spec(self.place(0), source.type, source.layout, self.block)
-        written = logical_spec(Place(RESULT), target.type, target.layout, self.block)
+        block = self.block
+        read = logical_spec(self.place(0), source.type, source.layout, block)
+        written = logical_spec(Place(RESULT), target.type, target.layout, block)
 
         def copy(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-            plain = to_plain(inputs[0], source.type, source.layout, self.block)
-            from_plain(outs[0], plain, target.type, target.layout, self.block)
+            plain = to_plain(inputs[0], source.type, source.layout, block)
+            from_plain(outs[0], plain, target.type, target.layout, block)
 
         self.recipe.launches.append(ArrayLaunch("copy", copy, (read,), (written,)))
 
@@ -953,14 +954,14 @@ class _Designer:
         if not self.kernel.steps:
             return self.relayout()
         operands, results, block = self.kernel.operands, self.kernel.results, self.block
-        run = evaluated(self.kernel)
+        run, last = evaluated(self.kernel), self.kernel.steps[-1].op.name
 
         def whole(arrays: Sequence[Array], outs: Sequence[Array]) -> None:
             plain = [to_plain(a, o.type, o.layout, block) for a, o in zip(arrays, operands, strict=True)]
             for target, found, result in zip(outs, run(plain), results, strict=True):
                 if not isinstance(found, np.ndarray) or found.shape != result.type.static_shape:
                     shown = getattr(found, "shape", "no tensor")
-                    raise BackendError(f"{self.kernel.steps[-1].op.name} gave {shown} where {result.type} was declared")
+                    raise BackendError(f"{last} gave {shown} where {result.type} was declared")
                 from_plain(target, found, result.type, result.layout, block)
 
         inputs = tuple(logical_spec(self.place(i), o.type, o.layout, block) for i, o in enumerate(operands))

@@ -82,7 +82,9 @@ class Recipe:
     shares: frozenset[int] = frozenset()
     sums: tuple[int, ...] = ()
 
-    def bind(self, operands: Sequence[int], results: Sequence[int], scratch: Sequence[int]) -> list[tuple[Call, object]]:
+    def bind(
+        self, operands: Sequence[int], results: Sequence[int], scratch: Sequence[int]
+    ) -> list[tuple[Call, object]]:
         """Calls that run the kernel once, in order, on buffers at these addresses, each with what it needs alive."""
         table = {OPERAND: operands, RESULT: results, SCRATCH: scratch}
 

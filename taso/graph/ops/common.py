@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from taso.graph.errors import DimensionMismatch, GraphError, ShapeError
 from taso.graph.index import Affine, Expr, Loop, Read, at
-from taso.graph.operator import Array, FileNode, Types, Unmodelled
-from taso.graph.types import Dim, Shape, TensorType, larger, show_shape
+from taso.graph.operator import (
+    Array,
+    Attrs,
+    AttrValue,
+    FileNode,
+    Required,
+    Spelling,
+    Types,
+    Unmodelled,
+    Unspellable,
+    WriteFunction,
+)  # fmt: skip
+from taso.graph.types import Dim, DType, Shape, TensorType, larger, show_shape
 from taso.graph.unknown import UnknownInteger
 
 
@@ -130,3 +141,49 @@ def one_output(node: FileNode) -> None:
     """Raises `Unmodelled` where a second output is in use."""
     if any(node.outputs[1:]):
         raise Unmodelled(f"{node.op_type} with a second output")
+
+
+def same_as_first(op: str, rank: int = 0) -> Callable[[Types, Attrs], tuple[TensorType, ...]]:
+    """The type rule of what keeps the type of its first input, which must have at least `rank` dimensions."""
+
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        x = present(types, 0, op)
+        if x.rank < rank:
+            shown = show_shape(x.shape)
+            raise ShapeError(f"{op}: the input must have at least {rank} dimensions, but its shape is {shown}")
+        return (x,)
+
+    return infer
+
+
+def is_given(types: Types, position: int) -> bool:
+    """Whether an optional input is there."""
+    return position < len(types) and types[position] is not None
+
+
+def writes_changed(
+    op: str, defaults: Mapping[str, AttrValue | Required], since: Mapping[str, int] | None = None
+) -> WriteFunction:
+    """Writes the attributes that are not at their default, and every input as it is.
+
+    `since` gives the first opset of an attribute that the operator did not have from the start; raises `Unspellable`
+    where an older one would have to say it.
+    """
+
+    def write(attrs: Attrs, types: Types, opset: int) -> Spelling:
+        said = {n: v for n, v in attrs.items() if isinstance(defaults[n], Required) or v != defaults[n]}
+        for name in said:
+            if opset < (since or {}).get(name, 1):
+                raise Unspellable(f"{op} with the attribute '{name}' cannot be written in ONNX opset {opset}")
+        return Spelling(op, said, tuple(i if t is not None else None for i, t in enumerate(types)))
+
+    return write
+
+
+def element_type(value: AttrValue, op: str) -> DType | None:
+    """An attribute that holds the number of an element type, None where it says nothing (0 or absent)."""
+    if not value:
+        return None
+    if not isinstance(value, int) or value not in {d.value for d in DType}:
+        raise Unmodelled(f"{op} with the element type {value!r}")
+    return DType(value)

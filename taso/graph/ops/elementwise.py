@@ -10,6 +10,7 @@ import numpy as np
 from taso.graph.errors import GraphError, ShapeError
 from taso.graph.index import Call, Const, Expr, Meaning
 from taso.graph.operator import (
+    REQUIRED,
     Attrs,
     AttrValue,
     FileNode,
@@ -17,6 +18,7 @@ from taso.graph.operator import (
     MeaningFunction,
     Operator,
     Reading,
+    Required,
     Spelling,
     Trait,
     Types,
@@ -29,7 +31,9 @@ from taso.graph.ops.common import (
     only_attributes,
     output_loops,
     present,
+    require_equal,
     single_axes,
+    writes_changed,
 )  # fmt: skip
 from taso.graph.types import DType, TensorType
 from taso.graph.unknown import UnknownReal
@@ -308,3 +312,91 @@ def _where_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 WHERE = register(Operator("Where", _where_type, {}, frozenset({_E}), arity=(3, 3), since=9))
+
+# ── trigonometric and hyperbolic functions ───────────────────────────────────────────────────────────────────────
+
+TAN = _unary("Tan", "tan", since=7)
+ASIN = _unary("Asin", "asin", since=7)
+ACOS = _unary("Acos", "acos", since=7)
+ATAN = _unary("Atan", "atan", since=7)
+SINH = _unary("Sinh", "sinh", since=9)
+COSH = _unary("Cosh", "cosh", since=9)
+ASINH = _unary("Asinh", "asinh", since=9)
+ACOSH = _unary("Acosh", "acosh", since=9)
+ATANH = _unary("Atanh", "atanh", since=9)
+
+# ── further activations ──────────────────────────────────────────────────────────────────────────────────────────
+
+CELU = _with_constants("Celu", "celu", {"alpha": 1.0}, since=12)
+THRESHOLDED_RELU = _with_constants("ThresholdedRelu", "thresholded_relu", {"alpha": 1.0}, since=10)
+SHRINK = _with_constants("Shrink", "shrink", {"bias": 0.0, "lambd": 0.5}, since=9)
+SWISH = _with_constants("Swish", "swish", {"alpha": 1.0}, since=24)
+
+
+def _swiglu_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    _same_dtype("SwiGLU", types)
+    gate, value = present(types, 0, "SwiGLU"), present(types, 1, "SwiGLU")
+    if gate.rank != value.rank:
+        raise ShapeError(f"SwiGLU: the gate is {gate} and the value {value}; they must have one shape")
+    for a, b in zip(gate.dims, value.dims, strict=True):
+        require_equal(a, b, "SwiGLU", "sizes of gate and value")
+    return (gate,)
+
+
+def _swiglu(args: list[Expr], attrs: Attrs) -> Expr:
+    return Call("mul", (Call("swish", (args[0], constant(attrs.float("alpha")))), args[1]))
+
+
+SWIGLU = register(
+    Operator(
+        "SwiGLU", _swiglu_type, {"alpha": 1.0}, frozenset({_E}), frozenset({1}), _means("SwiGLU", _swiglu), (2, 2),
+        since=28,
+    )
+)  # fmt: skip
+
+# ── tests of one element, and bits: their meaning is that of onnx.reference ──────────────────────────────────────
+
+IS_NAN = register(Operator("IsNaN", _rule("IsNaN", DType.BOOL), {}, frozenset({_E}), since=9))
+_INF: dict[str, AttrValue | Required] = {"detect_negative": 1, "detect_positive": 1}
+IS_INF = register(
+    Operator("IsInf", _rule("IsInf", DType.BOOL), _INF, frozenset({_E}), since=10, write=writes_changed("IsInf", _INF))
+)
+
+
+def _on_bits(name: str, *traits: Trait, since: int = 18, attrs: dict[str, AttrValue | Required] | None = None,
+             arity: int = 2) -> Operator:  # fmt: skip
+    return register(
+        Operator(name, _rule(name), attrs or {}, frozenset({_E, *traits}), arity=(arity, arity), since=since)
+    )
+
+
+BITWISE_AND = _on_bits("BitwiseAnd", *_AC)
+BITWISE_OR = _on_bits("BitwiseOr", *_AC)
+BITWISE_XOR = _on_bits("BitwiseXor", *_AC)
+BITWISE_NOT = _on_bits("BitwiseNot", arity=1)
+BIT_SHIFT = _on_bits("BitShift", since=11, attrs={"direction": REQUIRED})
+_FMOD: dict[str, AttrValue | Required] = {"fmod": 0}
+MOD = register(
+    Operator(
+        "Mod", _rule("Mod"), _FMOD, frozenset({_E}), arity=(2, 2), since=10, write=writes_changed("Mod", _FMOD),
+    )
+)  # fmt: skip
+
+
+# ── CastLike: a Cast to the element type of the second input ─────────────────────────────────────────────────────
+
+
+def _cast_like_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    target = types[1]
+    if target is None or target.dtype is DType.UNDEFINED:
+        raise GraphError("CastLike needs the element type of its input 1")
+    return (TensorType(target.dtype, present(types, 0, "CastLike").shape),)
+
+
+_CAST_LIKE: dict[str, AttrValue | Required] = {"saturate": 1, "round_mode": "up"}
+CAST_LIKE = register(
+    Operator(
+        "CastLike", _cast_like_type, _CAST_LIKE, arity=(2, 2), since=15,
+        write=writes_changed("CastLike", _CAST_LIKE, {"saturate": 19, "round_mode": 24}),
+    )
+)  # fmt: skip

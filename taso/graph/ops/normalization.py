@@ -6,8 +6,22 @@ from fractions import Fraction
 
 from taso.graph.errors import ShapeError
 from taso.graph.index import Call, Const, Expr, Loop, Meaning, Read, Reduce, at
-from taso.graph.operator import Attrs, FileNode, Operator, Reading, Spelling, Types, Unmodelled, Unspellable, register
+from taso.graph.operator import (
+    REQUIRED,
+    Attrs,
+    FileNode,
+    Operator,
+    Reading,
+    Spelling,
+    Types,
+    Unmodelled,
+    Unspellable,
+    register,
+)  # fmt: skip
 from taso.graph.ops.common import (
+    broadcast,
+    broadcast_read,
+    normal_axes,
     normal_axis,
     one_output,
     only_attributes,
@@ -209,3 +223,182 @@ def _softmax(name: str) -> Operator:
 
 SOFTMAX = _softmax("Softmax")
 LOG_SOFTMAX = _softmax("LogSoftmax")
+
+# ── InstanceNormalization, GroupNormalization, RMSNormalization ──────────────────────────────────────────────────
+
+
+def _mean(over: tuple[Loop, ...], e: Expr) -> Expr:
+    return Call("div", (Reduce("sum", over, e), Reduce("sum", over, Const(Fraction(1)))))
+
+
+def _normalised(x: Expr, along: Expr, mean: Expr, over: tuple[Loop, ...], epsilon: float) -> Expr:
+    """(x − mean) / √(variance + ε), where `along` is x as it runs over the loops `over` (whose means use others)."""
+    centred = Call("sub", (along, mean))
+    variance = _mean(over, Call("mul", (centred, centred)))
+    return Call("div", (Call("sub", (x, mean)), Call("sqrt", (Call("add", (variance, constant(epsilon))),))))
+
+
+def _channel_weights(types: Types, op: str) -> TensorType:
+    """The input, once scale and bias are known to have one number for each of its channels."""
+    x = present(types, 0, op)
+    if x.rank < 3:
+        raise ShapeError(f"{op}: the input must have at least 3 dimensions, not {x.rank}")
+    require_same_dtype(types, op)
+    for i, what in enumerate(("scale", "bias"), 1):
+        t = present(types, i, op)
+        require_rank(t, 1, op, f"the {what}")
+        require_equal(t.dims[0], x.dims[1], op, f"size of the {what} and channels of the input")
+    return x
+
+
+def _instance_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    x = _channel_weights(types, "InstanceNormalization")
+    loops = output_loops(x.dims)
+
+    def swept(prefix: str) -> tuple[tuple[Loop, ...], Expr]:
+        inner = tuple(Loop(f"{prefix}{a}", d) for a, d in enumerate(x.dims[2:]))
+        return inner, Read(0, (*map(at, loops[:2]), *map(at, inner)))
+
+    over, along = swept("k")
+    body = _normalised(Read(0, tuple(map(at, loops))), along, _mean(*swept("m")), over, attrs.float("epsilon"))
+    scale, bias = (Read(i, (at(loops[1]),)) for i in (1, 2))
+    return (Meaning(single_axes(loops), Call("add", (Call("mul", (body, scale)), bias))),)
+
+
+INSTANCE_NORMALIZATION = register(
+    Operator(
+        "InstanceNormalization", lambda types, attrs: (_channel_weights(types, "InstanceNormalization"),),
+        {"epsilon": 1e-5}, meaning=_instance_meaning, arity=(3, 3), since=6,
+    )
+)  # fmt: skip
+
+
+def _group_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, groups = _channel_weights(types, "GroupNormalization"), attrs.int("num_groups")
+    channels = x.dims[1]
+    if groups < 1 or isinstance(channels, int) and channels % groups:
+        raise ShapeError(f"GroupNormalization: {channels} channels do not divide into {groups} groups")
+    return (x,)
+
+
+def _group_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    (x,) = _group_type(types, attrs)
+    n, g = Loop("n", x.dims[0]), Loop("g", attrs.int("num_groups"))
+    c = Loop("c", x.dims[1] // attrs.int("num_groups"))
+    spatial = tuple(Loop(f"y{a}", d) for a, d in enumerate(x.dims[2:]))
+
+    def read(channel: Loop, position: tuple[Loop, ...]) -> Expr:
+        return Read(0, (at(n), at(g, c.extent) + at(channel), *map(at, position)))
+
+    def swept(prefix: str) -> tuple[tuple[Loop, ...], Expr]:
+        inner = tuple(Loop(f"{prefix}{loop.name}", loop.extent) for loop in (c, *spatial))
+        return inner, read(inner[0], inner[1:])
+
+    over, along = swept("k")
+    body = _normalised(read(c, spatial), along, _mean(*swept("m")), over, attrs.float("epsilon"))
+    scale, bias = (Read(i, (at(g, c.extent) + at(c),)) for i in (1, 2))
+    whole = Call("add", (Call("mul", (body, scale)), bias))
+    return (Meaning(((n,), (g, c), *single_axes(spatial)), whole),)
+
+
+def _read_group(node: FileNode) -> Reading:
+    """GroupNormalization 21; 18 has a scale for each group and stays opaque."""
+    only_attributes(node, "epsilon", "num_groups", "stash_type")
+    if node.version < 21 or node.attrs.get("stash_type", 1) != 1:
+        raise Unmodelled("GroupNormalization of version 18, or with another stash_type")
+    attrs = {"epsilon": node.attrs.get("epsilon", 1e-5), "num_groups": node.attrs.get("num_groups", 0)}
+    return Reading(attrs, (0, 1, 2))
+
+
+GROUP_NORMALIZATION = register(
+    Operator(
+        "GroupNormalization", _group_type, {"epsilon": 1e-5, "num_groups": REQUIRED}, meaning=_group_meaning,
+        arity=(3, 3), read=_read_group, since=21,
+    )
+)  # fmt: skip
+
+
+def _rms_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, scale = present(types, 0, "RMSNormalization"), present(types, 1, "RMSNormalization")
+    normal_axis(attrs.int("axis"), x.rank, "RMSNormalization")
+    if broadcast([x.dims, scale.dims], "RMSNormalization") != x.dims:
+        raise ShapeError(f"RMSNormalization: the scale {scale} does not broadcast to the input {x}")
+    return (TensorType(scale.dtype, x.dims),)
+
+
+def _rms_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    x, scale = present(types, 0, "RMSNormalization"), present(types, 1, "RMSNormalization")
+    axis = normal_axis(attrs.int("axis"), x.rank, "RMSNormalization")
+    loops = output_loops(x.dims)
+    inner = tuple(Loop(f"k{a}", x.dims[a]) for a in range(axis, x.rank))
+    along = Read(0, (*map(at, loops[:axis]), *map(at, inner)))
+    square = _mean(inner, Call("mul", (along, along)))
+    root = Call("sqrt", (Call("add", (square, constant(attrs.float("epsilon")))),))
+    ratio = Call("div", (Read(0, tuple(map(at, loops))), root))
+    return (Meaning(single_axes(loops), Call("mul", (ratio, broadcast_read(1, scale, loops)))),)
+
+
+def _read_rms(node: FileNode) -> Reading:
+    only_attributes(node, "axis", "epsilon", "stash_type")
+    if node.attrs.get("stash_type", 1) != 1:
+        raise Unmodelled("RMSNormalization with another stash_type")
+    return Reading({"axis": node.attrs.get("axis", -1), "epsilon": node.attrs.get("epsilon", 1e-5)}, (0, 1))
+
+
+RMS_NORMALIZATION = register(
+    Operator(
+        "RMSNormalization", _rms_type, {"axis": -1, "epsilon": 1e-5}, linear=frozenset({1}), meaning=_rms_meaning,
+        arity=(2, 2), read=_read_rms, since=23,
+    )
+)  # fmt: skip
+
+# ── MeanVarianceNormalization, LpNormalization, Hardmax: their meaning is that of onnx.reference ─────────────────
+
+
+def _mean_variance_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x = present(types, 0, "MeanVarianceNormalization")
+    normal_axes(attrs.ints("axes"), x.rank, "MeanVarianceNormalization")
+    return (x,)
+
+
+MEAN_VARIANCE_NORMALIZATION = register(
+    Operator("MeanVarianceNormalization", _mean_variance_type, {"axes": (0, 2, 3)}, since=9)
+)
+
+
+def _along_axis_type(op: str, types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x = present(types, 0, op)
+    normal_axis(attrs.int("axis"), x.rank, op)
+    return (x,)
+
+
+LP_NORMALIZATION = register(
+    Operator(
+        "LpNormalization", lambda types, attrs: _along_axis_type("LpNormalization", types, attrs), {"axis": -1, "p": 2}
+    )
+)
+
+
+def _read_hardmax(node: FileNode) -> Reading:
+    """Before version 13 the default axis is 1 and the input is flattened there: the same for the last axis alone."""
+    only_attributes(node, "axis")
+    rank = node.type(0).rank
+    axis = node.attrs.get("axis", 1 if node.version < 13 else -1)
+    if not isinstance(axis, int) or node.version < 13 and normal_axis(axis, rank, "Hardmax") != rank - 1:
+        raise Unmodelled("Hardmax of a version before 13 over several axes")
+    return Reading({"axis": normal_axis(axis, rank, "Hardmax")}, (0,))
+
+
+def _write_hardmax(attrs: Attrs, types: Types, opset: int) -> Spelling:
+    x = present(types, 0, "Hardmax")
+    if opset < 13 and normal_axis(attrs.int("axis"), x.rank, "Hardmax") != x.rank - 1:
+        raise Unspellable(f"Hardmax over axis {attrs.int('axis')} of {x} cannot be written in ONNX opset {opset}")
+    return Spelling("Hardmax", {"axis": attrs.int("axis")}, (0,))
+
+
+HARDMAX = register(
+    Operator(
+        "Hardmax", lambda types, attrs: _along_axis_type("Hardmax", types, attrs), {"axis": -1}, read=_read_hardmax,
+        write=_write_hardmax,
+    )
+)  # fmt: skip

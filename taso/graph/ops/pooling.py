@@ -160,3 +160,44 @@ GLOBAL_AVERAGE_POOL = register(
 GLOBAL_MAX_POOL = register(
     Operator("GlobalMaxPool", lambda types, attrs: _global_type("GlobalMaxPool", types), meaning=_global_max)
 )
+
+# ── LpPool, GlobalLpPool: (Σ |x|^p)^(1/p); nothing is added in the padding ───────────────────────────────────────
+
+
+def _lp(reads: Expr, window: Sequence[Loop], attrs: Attrs) -> Expr:
+    p = Const(Fraction(attrs.int("p")))
+    total = Reduce("sum", tuple(window), Call("pow", (Call("abs", (reads,)), p)))
+    return Call("pow", (total, Const(Fraction(1, attrs.int("p")))))
+
+
+def _lp_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    outer, spatial, window = _loops("LpPool", types, attrs)
+    read = Read(0, (*map(at, outer), *window_index(spatial, window, pool_settings(attrs))), "zero")
+    return (Meaning(single_axes(outer + spatial), _lp(read, window, attrs)),)
+
+
+def _read_lp(node: FileNode) -> Reading:
+    if node.version < 2 or node.attrs.get("p", 2) == 0:
+        raise Unmodelled(f"{node.op_type} of version 1, or of p = 0")
+    return _read_pool(node, "p")
+
+
+LP_POOL = register(
+    Operator(
+        "LpPool", lambda types, attrs: _pool_type("LpPool", types, attrs),
+        {"kernel_shape": REQUIRED, **_WINDOW, "p": 2}, meaning=_lp_meaning, read=_read_lp, since=2,
+        write=lambda attrs, types, opset: _write_pool("LpPool", attrs, opset, 18, 18),
+    )
+)  # fmt: skip
+
+
+def _global_lp(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    loops, window, read = _global_reads("GlobalLpPool", types)
+    return (Meaning(single_axes(loops), _lp(read, window, attrs)),)
+
+
+GLOBAL_LP_POOL = register(
+    Operator(
+        "GlobalLpPool", lambda types, attrs: _global_type("GlobalLpPool", types), {"p": 2}, meaning=_global_lp, since=2
+    )
+)

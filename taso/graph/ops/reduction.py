@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
-from taso.graph.index import Affine, Call, Expr, Inside, Loop, Meaning, Read, Reduce, at
-from taso.graph.operator import Attrs, AttrValue, FileNode, Operator, Reading, Spelling, Types, Unmodelled, register
-from taso.graph.ops.common import normal_axes, normal_axis, only_attributes, present, small_ints
+from taso.graph.index import Affine, Call, Const, Expr, Inside, Loop, Meaning, Read, Reduce, at
+from taso.graph.operator import (
+    Attrs,
+    AttrValue,
+    FileNode,
+    MeaningFunction,
+    Operator,
+    Reading,
+    Required,
+    Spelling,
+    Types,
+    Unmodelled,
+    register,
+)  # fmt: skip
+from taso.graph.ops.common import (
+    normal_axes,
+    normal_axis,
+    only_attributes,
+    present,
+    same_as_first,
+    small_ints,
+    writes_changed,
+)  # fmt: skip
 from taso.graph.types import Dim, DType, TensorType
 
 # ── ReduceSum and its kin: `axes` counted from the front; none means all axes ────────────────────────────────────
@@ -76,13 +97,13 @@ def _write_reduction(op: str, attrs: Attrs, opset: int, inputs_since: int) -> Sp
 
 def _reduction(
     name: str, kind: str, inputs_since: int = 18, linear: bool = False, inner: Callable[[Expr], Expr] = lambda e: e,
-    outer: Callable[[Expr], Expr] = lambda e: e,
+    outer: Callable[[Expr], Expr] = lambda e: e, meaning: MeaningFunction | None = None,
 ) -> Operator:  # fmt: skip
     return register(
         Operator(
             name, lambda types, attrs: _type(name, types, attrs), {"axes": (), "keepdims": 1},
             linear=frozenset({0} if linear else ()),
-            meaning=lambda types, attrs: _meaning(name, types, attrs, kind, inner, outer),
+            meaning=meaning or (lambda types, attrs: _meaning(name, types, attrs, kind, inner, outer)),
             read=lambda node: _read_reduction(node, inputs_since),
             write=lambda attrs, types, opset: _write_reduction(name, attrs, opset, inputs_since),
         )
@@ -101,6 +122,46 @@ REDUCE_PROD = _reduction("ReduceProd", "prod")
 REDUCE_SUM_SQUARE = _reduction("ReduceSumSquare", "sum", inner=_square)
 REDUCE_L1 = _reduction("ReduceL1", "sum", inner=lambda e: Call("abs", (e,)))
 REDUCE_L2 = _reduction("ReduceL2", "sum", inner=_square, outer=lambda e: Call("sqrt", (e,)))
+
+_MOST = Fraction(np.finfo(np.float64).max)
+REDUCE_LOG_SUM = _reduction("ReduceLogSum", "sum", outer=lambda e: Call("log", (e,)))
+
+
+def _log_sum_exp(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    """log Σ exp(x − m) + m, where m is the largest x, or the largest double: exp of what is large is not finite."""
+    op = "ReduceLogSumExp"
+    x, gone = present(types, 0, op), reduced_axes(present(types, 0, op), attrs, op)
+
+    def swept(prefix: str) -> tuple[tuple[Loop, ...], Read]:
+        loops = tuple(Loop(f"{prefix if a in gone else 'i'}{a}", d) for a, d in enumerate(x.dims))
+        return tuple(loops[a] for a in gone), Read(0, tuple(map(at, loops)))
+
+    (over, along), (within, inner) = swept("k"), swept("m")
+    largest: Expr = Reduce("max", within, inner) if gone else inner
+    largest = Call("max", (Call("min", (largest, Const(_MOST))), Const(-_MOST)))
+    power = Call("exp", (Call("sub", (along, largest)),))
+    total = Call("log", (Reduce("sum", over, power) if gone else power,))
+    sizes = [(a, 1 if a in gone else d) for a, d in enumerate(x.dims) if a not in gone or attrs.int("keepdims")]
+    return (Meaning(tuple((Loop(f"i{a}", d),) for a, d in sizes), Call("add", (total, largest))),)
+
+
+REDUCE_LOG_SUM_EXP = _reduction("ReduceLogSumExp", "sum", meaning=_log_sum_exp)
+
+# ── CumSum, CumProd: their meaning is that of onnx.reference ─────────────────────────────────────────────────────
+
+
+def _running(name: str, since: int, linear: bool) -> Operator:
+    attrs: dict[str, AttrValue | Required] = {"exclusive": 0, "reverse": 0}
+    return register(
+        Operator(
+            name, same_as_first(name, 1), attrs, linear=frozenset({0} if linear else ()), arity=(2, 2), since=since,
+            write=writes_changed(name, attrs),
+        )
+    )  # fmt: skip
+
+
+CUM_SUM = _running("CumSum", 11, linear=True)
+CUM_PROD = _running("CumProd", 26, linear=False)
 
 # ── ArgMax, ArgMin: their meaning is that of onnx.reference ──────────────────────────────────────────────────────
 

@@ -51,8 +51,8 @@ def opaque(op_type: str, domain: str = "", random: bool = False) -> Operator:
     """The operator of nodes that pass through unchanged; `random` ones are never merged."""
     traits = {Trait.OPAQUE, Trait.RANDOM} if random else {Trait.OPAQUE}
     return _Opaque(
-        _OPAQUE + op_type, _no_rule, {"proto": REQUIRED, "captures": (), "outputs": REQUIRED, "opset": 0}, frozenset(traits),
-        arity=(0, 1 << 30), domain=domain,
+        _OPAQUE + op_type, _no_rule, {"proto": REQUIRED, "captures": (), "outputs": REQUIRED, "opset": 0},
+        frozenset(traits), arity=(0, 1 << 30), domain=domain,
     )  # fmt: skip
 
 

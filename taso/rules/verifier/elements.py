@@ -1,0 +1,322 @@
+"""An element of one side of a rule, by composing the meanings of its operators (index notation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from taso.graph import index as notation
+from taso.graph.index import Affine, Meaning
+from taso.graph.unknown import UnknownFraction
+from taso.rules.pattern import Ref
+from taso.rules.verifier import terms as algebra
+from taso.rules.verifier.cases import Case, NotUnderstood, SplitIndex, SplitRange
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly
+from taso.rules.verifier.simplify import Simplifier
+from taso.rules.verifier.terms import Applied, Bound, Element, Entry, Setting, Sum
+
+Index = tuple[Poly, ...]
+Part = TypeVar("Part")
+
+# f(f(x)) = f(x), from their definitions: |·|, rounding and sign leave their own values as they are
+_IDEMPOTENT = frozenset({"abs", "floor", "ceil", "round", "sign"})
+# f(0) = 0, so that f of what is 0 outside a range is 0 there too
+_KEEPS_ZERO = frozenset({
+    "abs", "floor", "ceil", "round", "sign", "tanh", "sqrt", "erf", "sin", "softsign", "gelu", "gelu_tanh", "mish",
+    "hard_swish",
+})  # fmt: skip
+_MOST_SPLITS = 40
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A node ready to be read: where its inputs come from, their shapes, and what its outputs mean."""
+
+    inputs: tuple[Ref | None, ...]
+    shapes: tuple[tuple[Poly, ...], ...]
+    meanings: tuple[Meaning, ...]
+
+
+class Elements:
+    """Elements of the values of one side, on one way through the rule."""
+
+    def __init__(self, case: Case, nodes: Sequence[Placed], fills: Mapping[str, Sum]) -> None:
+        self._case = case
+        self._nodes = nodes
+        self._fills = fills
+        self._simplifier = Simplifier(case)
+
+    def at(self, ref: Ref, index: Index) -> Sum:
+        """The element `index` of a value, simplified."""
+        return self._simplifier.sum(self._value(ref, index))
+
+    def _value(self, ref: Ref, index: Index) -> Sum:
+        if isinstance(ref, str):
+            return self._fills[ref] if ref in self._fills else algebra.of(Element(ref, index))
+        node = self._nodes[ref.node]
+        meaning = node.meanings[ref.output]
+        scope: dict[str, Poly] = {}
+        for axis, position in zip(meaning.axes, index, strict=True):
+            self._enter(axis, position, scope)
+        return self._expression(meaning.body, node, scope)
+
+    def _enter(self, axis: tuple[notation.Loop, ...], position: Poly, scope: dict[str, Poly]) -> None:
+        """The loops along an axis, last one fastest, where their count is `position`."""
+        for loop in reversed(axis[1:]):
+            extent = self._case.poly(loop.extent)
+            whole = self._divide(position, extent)
+            scope[loop.name] = self._case.known.now(position - extent * whole)
+            position = whole
+        if axis:
+            scope[axis[0].name] = self._case.known.now(position)
+
+    def _divide(self, position: Poly, divisor: Poly) -> Poly:
+        """⌊position / divisor⌋, with indices taken apart where that helps."""
+        known = self._case.known
+        for _ in range(_MOST_SPLITS):
+            whole = known.quotient(position, divisor)
+            split = self._open_quotient(whole)
+            if split is None:
+                return whole
+            atom, by = split
+            if atom.kind == "bound":
+                raise SplitIndex(atom, by)
+            known.take_apart(atom, by)
+            position, divisor = known.now(position), known.now(divisor)
+        raise NotUnderstood("an index is taken apart too often")
+
+    @staticmethod
+    def _open_quotient(whole: Poly) -> tuple[Atom, Poly] | None:
+        """An index that stands divided as a whole, and by what."""
+        for atom in sorted(whole.atoms, key=lambda a: a.order):
+            if atom.kind == "quotient":
+                dividend = atom.args[0].lone_atom
+                if dividend is not None and dividend.is_index and not any(a.is_index for a in atom.args[1].within):
+                    return dividend, atom.args[1]
+        return None
+
+    # ── expressions ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _expression(self, expr: notation.Expr, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+        if isinstance(expr, notation.Const):
+            return self._constant(expr)
+        if isinstance(expr, notation.Read):
+            return self._read(expr, node, scope)
+        if isinstance(expr, notation.Flat):
+            return self._flat(expr, node, scope)
+        if isinstance(expr, notation.Inside):
+            return algebra.guarded(algebra.number(ONE), self._inside(expr.input, expr.index, node, scope))
+        if isinstance(expr, notation.Call):
+            return self._call(expr.function, [self._expression(a, node, scope) for a in expr.args])
+        if isinstance(expr, notation.Pick):
+            return self._pick(expr, node, scope)
+        return self._reduce(expr, node, scope)
+
+    def _constant(self, expr: notation.Const) -> Sum:
+        if isinstance(expr.value, UnknownFraction):
+            return algebra.of(Setting(expr.value.name))
+        self._case.poly(expr.value.numerator)
+        self._case.poly(expr.value.denominator)
+        return algebra.number(Poly.number(expr.value))
+
+    def _affine(self, affine: Affine, scope: Mapping[str, Poly]) -> Poly:
+        total = self._case.poly(affine.constant)
+        for name, coefficient in affine.terms:
+            total = total + self._stepped(scope[name], self._case.poly(coefficient))
+        return self._case.known.now(total)
+
+    def _stepped(self, position: Poly, factor: Poly) -> Poly:
+        """position · factor, where a step that changes nothing is left out: that of an axis as long as the loop."""
+        step = factor.lone_atom
+        if step is not None and step.kind == "step":
+            known, size = self._case.known, step.args[0]
+            if known.nonneg(position) and known.nonneg(size - ONE - position):
+                return position
+        return position * factor
+
+    def _read(self, expr: notation.Read, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+        index = tuple(self._affine(a, scope) for a in expr.index)
+        if expr.fill == "least":
+            raise NotUnderstood("a read that is below every number outside, not directly within a maximum")
+        guards = self._inside(expr.input, expr.index, node, scope) if expr.fill else ()
+        return algebra.guarded(self._value(self._input(node, expr.input), index), guards)
+
+    @staticmethod
+    def _input(node: Placed, position: int) -> Ref:
+        ref = node.inputs[position]
+        if ref is None:
+            raise NotUnderstood(f"input {position} is missing")
+        return ref
+
+    def _inside(
+        self, position: int, index: Sequence[Affine], node: Placed, scope: Mapping[str, Poly]
+    ) -> tuple[Poly, ...]:
+        guards: list[Poly] = []
+        for affine, size in zip(index, node.shapes[position], strict=True):
+            at = self._affine(affine, scope)
+            guards += [g for g in (at, size - ONE - at) if not self._case.known.nonneg(g)]
+        return tuple(guards)
+
+    def _flat(self, expr: notation.Flat, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+        position = self._affine(expr.offset, scope)
+        index: list[Poly] = []
+        shape = node.shapes[expr.input]
+        for size in reversed(shape[1:]):
+            whole = self._divide(position, size)
+            position = self._case.known.now(position)
+            index.append(position - size * whole)
+            position = whole
+        index.extend([position] if shape else [])
+        return self._value(self._input(node, expr.input), tuple(map(self._case.known.now, reversed(index))))
+
+    def _pick(self, expr: notation.Pick, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+        """The piece that the loop is in; the loop runs no further than the last piece does."""
+        position = scope[expr.loop]
+        start = ZERO
+        for extent, piece in expr.pieces[:-1]:
+            end = start + self._case.poly(extent)
+            if not self._case.is_nonneg(position - end):
+                return self._piece(expr.loop, piece, start, node, scope)
+            start = end
+        return self._piece(expr.loop, expr.pieces[-1][1], start, node, scope)
+
+    def _piece(
+        self, loop: str, piece: notation.Expr, start: Poly, node: Placed, scope: Mapping[str, Poly]
+    ) -> Sum:
+        inner = {name: self._case.known.now(p) for name, p in scope.items()}
+        inner[loop] = self._case.known.now(scope[loop] - start)
+        return self._expression(piece, node, inner)
+
+    # ── scalar functions ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _call(self, function: str, args: Sequence[Sum]) -> Sum:
+        if function in ("add", "sub"):
+            return args[0] + (args[1] if function == "add" else algebra.negative(args[1]))
+        if function == "neg":
+            return algebra.negative(args[0])
+        if function == "mul":
+            return self._product(args[0], args[1])
+        if function in ("div", "reciprocal"):
+            turned = algebra.reciprocal(self._simplifier.sum(args[-1]))
+            return turned if function == "reciprocal" else self._product(args[0], turned)
+        args = [self._simplifier.sum(a) for a in args]
+        if function in ("max", "min", "relu"):
+            return self._extreme(function, args)
+        return self._applied(function, args)
+
+    def _product(self, left: Sum, right: Sum) -> Sum:
+        return algebra.product(left, right, lambda b: (self._case.known.index("bound", b[1]), b[1]))
+
+    def _extreme(self, function: str, args: Sequence[Sum]) -> Sum:
+        if function == "relu":
+            guards, inner = self._common_guards(args[0])
+            found = algebra.largest((*algebra.entries_of(inner), Entry((), (), ())))
+            return algebra.guarded(found, guards)
+        if function == "max":
+            return algebra.largest(e for a in args for e in algebra.entries_of(a))
+        # min(a, b) = −max(−a, −b)
+        return algebra.negative(algebra.largest(e for a in args for e in algebra.entries_of(algebra.negative(a))))
+
+    def _applied(self, function: str, args: Sequence[Sum]) -> Sum:
+        lone = algebra.lone_factor(args[0]) if len(args) == 1 else None
+        if function in _IDEMPOTENT and isinstance(lone, Applied) and lone.function == function:
+            return args[0]
+        if function in _KEEPS_ZERO:
+            guards, inner = self._common_guards(args[0])
+            return algebra.guarded(algebra.of(Applied(function, (inner,))), guards) if inner else ()
+        return algebra.of(Applied(function, tuple(args)))
+
+    @staticmethod
+    def _common_guards(terms: Sum) -> tuple[tuple[Poly, ...], Sum]:
+        """Guards that all terms share and that speak of no index a term sums over; and the sum without them."""
+        if not terms:
+            return (), terms
+        bound = {atom for t in terms for atom, _ in t.bound}
+        first, *others = terms
+        shared = [g for g in first.guards if all(g in t.guards for t in others) and bound.isdisjoint(g.within)]
+        bare = tuple(
+            algebra.Term(t.coefficient, t.bound, tuple(g for g in t.guards if g not in shared), t.factors)
+            for t in terms
+        )
+        return tuple(shared), bare
+
+    # ── sums and extremes over loops ─────────────────────────────────────────────────────────────────────────────
+
+    def _reduce(self, expr: notation.Reduce, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+        ranges = [(loop.name, self._case.poly(loop.extent)) for loop in expr.loops]
+        if expr.kind == "sum":
+            return self._over(ranges, scope, (), lambda s, b: self._summed(expr.body, node, s, b))
+        if expr.kind in ("max", "min"):
+            sign = ONE if expr.kind == "max" else -ONE
+            entries = self._over(ranges, scope, (), lambda s, b: self._candidates(expr.body, node, s, b, sign))
+            kept = [e for e in map(self._simplifier.entry, entries) if e is not None]
+            return algebra.scaled(algebra.largest(kept), sign)
+        raise NotUnderstood(f"the reduction '{expr.kind}'")
+
+    def _over(
+        self, ranges: Sequence[tuple[str, Poly]], scope: Mapping[str, Poly], bound: tuple[Bound, ...],
+        body: Callable[[Mapping[str, Poly], tuple[Bound, ...]], tuple[Part, ...]],
+    ) -> tuple[Part, ...]:  # fmt: skip
+        """What `body` gives over all loops together, taken apart as often as what it reads asks for."""
+        if not ranges:
+            return body({n: self._case.known.now(p) for n, p in scope.items()}, bound)
+        (name, extent), rest = ranges[0], ranges[1:]
+        return self._along(extent, ZERO, lambda at, b: self._over(rest, {**scope, name: at}, bound + b, body))
+
+    def _along(
+        self, extent: Poly, start: Poly, body: Callable[[Poly, tuple[Bound, ...]], tuple[Part, ...]], tries: int = 0
+    ) -> tuple[Part, ...]:
+        """body(start + i) over i < extent."""
+        case = self._case
+        extent = case.known.now(extent)
+        if tries > _MOST_SPLITS:
+            raise NotUnderstood("a sum is taken apart too often")
+        if not case.is_nonneg(extent - ONE):
+            return ()
+        if extent == ONE:
+            return body(start, ())
+        atom = case.known.index("bound", extent)
+        try:
+            return body(start + Poly.atom(atom), ((atom, extent),))
+        except SplitRange as split:
+            if split.atom is not atom:
+                raise
+            threshold = split.threshold
+        except SplitIndex as split:
+            if split.atom is not atom:
+                raise
+            return self._nested(extent, start, split.divisor, body)
+        if not (case.is_nonneg(threshold) and case.is_nonneg(extent - threshold)):
+            # it is known now on which side all of the range lies
+            return self._along(extent, start, body, tries + 1)
+        low = self._along(threshold, start, body, tries + 1)
+        return low + self._along(extent - threshold, start + threshold, body, tries + 1)
+
+    def _nested(
+        self, extent: Poly, start: Poly, divisor: Poly, body: Callable[[Poly, tuple[Bound, ...]], tuple[Part, ...]]
+    ) -> tuple[Part, ...]:
+        """Σ over i < extent as Σ over q < extent / divisor and r < divisor, i = q · divisor + r."""
+        known = self._case.known
+        count = known.quotient(extent, divisor)
+        if known.now(count * divisor - extent) != ZERO:
+            raise NotUnderstood(f"a sum up to {extent} does not divide by {divisor}")
+        return self._along(
+            count, ZERO, lambda q, b: self._along(divisor, start + q * divisor, lambda at, c: body(at, b + c))
+        )
+
+    def _summed(
+        self, body: notation.Expr, node: Placed, scope: Mapping[str, Poly], bound: tuple[Bound, ...]
+    ) -> Sum:
+        inner = self._expression(body, node, scope)
+        return tuple(algebra.Term(t.coefficient, t.bound + bound, t.guards, t.factors) for t in inner)
+
+    def _candidates(
+        self, body: notation.Expr, node: Placed, scope: Mapping[str, Poly], bound: tuple[Bound, ...], sign: Poly
+    ) -> tuple[Entry, ...]:
+        guards: tuple[Poly, ...] = ()
+        if isinstance(body, notation.Read) and body.fill == "least":
+            guards = self._inside(body.input, body.index, node, scope)
+            body = notation.Read(body.input, body.index)
+        value = algebra.scaled(self._simplifier.sum(self._expression(body, node, scope)), sign)
+        return tuple(Entry(e.bound + bound, e.guards + guards, e.value) for e in algebra.entries_of(value))

@@ -1,0 +1,544 @@
+"""What is assumed of unknown integers, and what follows from it.
+
+Equations are solved and substituted; inequalities are combined. Nothing here guesses: where something does not follow,
+or does not follow by the means at hand, the answer is that it is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from taso.rules.verifier.inequalities import impossible
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Monomial, Poly, times, without
+
+_ROUNDS = 3  # steps from what a question speaks of to what may bear on it
+_FACTS = 90  # inequalities that are combined at most
+_DEPTH = 5  # alternatives tried one within the other
+
+
+@dataclass(frozen=True)
+class Statement:
+    """poly = 0, or poly ≥ 0."""
+
+    poly: Poly
+    equation: bool
+
+
+Clause = tuple[tuple[Statement, ...], ...]
+"""Alternatives of which one holds; each is several statements that hold together."""
+
+
+def is_zero(poly: Poly) -> Statement:
+    return Statement(poly, True)
+
+
+class Knowledge:
+    """Atoms and what is known of them."""
+
+    def __init__(self) -> None:
+        self._table: dict[tuple[str, str, tuple[Poly, ...]], Atom] = {}
+        self._solved: dict[Atom, Poly] = {}
+        self._least: dict[Atom, int] = {}
+        self.extents: dict[Atom, Poly] = {}
+        self._inequalities: list[Poly] = []
+        self._nonzero: list[Poly] = []
+        self._rewrites: list[tuple[Monomial, Poly]] = []
+        self._clauses: list[Clause] = []
+        self.contradictory = False
+        self._forget()
+
+    def copy(self) -> Knowledge:
+        """The same knowledge, to try an assumption on; the atoms are shared."""
+        other = Knowledge.__new__(Knowledge)
+        other._table = self._table
+        other._solved, other._least = dict(self._solved), dict(self._least)
+        other.extents = dict(self.extents)
+        other._inequalities, other._nonzero = list(self._inequalities), list(self._nonzero)
+        other._rewrites, other._clauses = list(self._rewrites), list(self._clauses)
+        other.contradictory = self.contradictory
+        other._forget()
+        return other
+
+    def _forget(self) -> None:
+        self._now: dict[Poly, Poly] = {}
+        self._values: dict[Atom, Poly] = {}
+        self._answers: dict[Poly, bool] = {}
+
+    # ── atoms ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def atom(self, kind: str, name: str, least: int | None = None, args: tuple[Poly, ...] = ()) -> Atom:
+        """The atom of that name (or of these parts); `least` is a number that it does not fall below."""
+        key = (kind, name, args)
+        made = self._table.get(key)
+        if made is None:
+            made = self._table[key] = Atom(kind, name, args, len(self._table))
+        if least is not None and least > self._least.get(made, least - 1):
+            self._least[made] = least
+            self._answers.clear()
+        return made
+
+    def fresh(self, kind: str, least: int | None = None) -> Atom:
+        return self.atom(kind, f"{kind[0]}{len(self._table)}", least)
+
+    def index(self, kind: str, extent: Poly) -> Atom:
+        """A new index that runs from 0 to extent − 1, where the extent is at least 1."""
+        made = self.fresh(kind, 0)
+        self.extents[made] = extent
+        return made
+
+    def joined(self, a: Poly, b: Poly) -> Poly:
+        """What broadcasting two sizes gives, of which it is known that they can meet."""
+        first, second = sorted((self.now(a), self.now(b)), key=str)
+        made = Poly.atom(self.atom("joined", "", 1, (first, second)))
+        clause = (
+            (is_zero(first - second), is_zero(made - first)),
+            (is_zero(second - ONE), is_zero(made - first)),
+            (is_zero(first - ONE), is_zero(made - second)),
+        )
+        self._add_clause(clause)
+        return made
+
+    def step(self, size: Poly) -> Poly:
+        """0 where a size is 1, else 1."""
+        size = self.now(size)
+        if size == ONE or self._answered(size - 2):
+            return ZERO if size == ONE else ONE
+        made = Poly.atom(self.atom("step", "", 0, (size,)))
+        self._add_clause(((is_zero(size - ONE), is_zero(made)), (Statement(size - 2, False), is_zero(made - ONE))))
+        return made
+
+    def _add_clause(self, clause: Clause) -> None:
+        if clause not in self._clauses:
+            self._clauses.append(clause)
+            self._answers.clear()
+
+    # ── normal form ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def now(self, poly: Poly) -> Poly:
+        """`poly` with everything replaced that an equation says more about."""
+        found = self._now.get(poly)
+        if found is None:
+            found = self._now[poly] = self._tidied(self._replaced(poly))
+        return found
+
+    def _replaced(self, poly: Poly) -> Poly:
+        values = {a: v for a in poly.atoms if (v := self._value(a)).lone_atom is not a}
+        return poly.replace(values)
+
+    def _value(self, atom: Atom) -> Poly:
+        found = self._values.get(atom)
+        if found is None:
+            found = self._values[atom] = self._fresh_value(atom)
+        return found
+
+    def _fresh_value(self, atom: Atom) -> Poly:
+        if atom in self._solved:
+            return self.now(self._solved[atom])
+        if not atom.args:
+            return Poly.atom(atom)
+        args = tuple(map(self.now, atom.args))
+        if args == atom.args:
+            return Poly.atom(atom)
+        if atom.kind == "quotient":
+            # by bounds alone: a longer argument would ask for the value that is being found here
+            return self._quotient(*args, self._answered)
+        return self.step(*args) if atom.kind == "step" else self._rejoined(*args)
+
+    def _rejoined(self, a: Poly, b: Poly) -> Poly:
+        if a == b or b == ONE:
+            return a
+        return b if a == ONE else self.joined(a, b)
+
+    def _tidied(self, poly: Poly) -> Poly:
+        for monomial, value in self._rewrites:
+            for m in list(poly.terms):
+                rest = without(m, monomial)
+                if rest is not None:
+                    poly = self.now(poly + (value * Poly({rest: 1}) - Poly({m: 1})) * poly.terms[m])
+                    return poly
+        if any(a.kind == "step" for a in poly.atoms):
+            made = ZERO
+            for m, c in poly.terms.items():
+                made = made + Poly({self._stepped(m): c})
+            return made
+        return poly
+
+    def _stepped(self, monomial: Monomial) -> Monomial:
+        """A monomial without the steps that make no difference in it."""
+        steps = [a for a in dict.fromkeys(monomial) if a.kind == "step"]
+        if not steps:
+            return monomial
+        others = [a for a in monomial if a.kind != "step"]
+        extents = [self.now(self.extents[a]) for a in others if a in self.extents]
+        kept = [s for s in steps if s.args[0] not in extents]
+        for s in list(kept):
+            if any(t is not s and self._narrower(t.args[0], s.args[0]) for t in kept):
+                kept.remove(s)
+        return times(tuple(sorted(others, key=lambda a: a.order)), tuple(kept))
+
+    def _narrower(self, small: Poly, large: Poly) -> bool:
+        """Whether `small` is 1 wherever `large` is."""
+        trial = self.copy()
+        trial.assume_zero(large - ONE)
+        return trial.contradictory or trial.zero(small - ONE) is True
+
+    def substituted(self, poly: Poly, atom: Atom, value: Poly) -> Poly:
+        """`poly` with an atom replaced, also within those that are made of it."""
+        if atom not in poly.within:
+            return poly
+        values = {atom: value}
+        for other in poly.atoms:
+            if other is not atom and atom in other.within:
+                args = [self.substituted(a, atom, value) for a in other.args]
+                make = {"quotient": self.quotient, "step": self.step, "joined": self._rejoined}[other.kind]
+                values[other] = make(*args)
+        return poly.replace(values)
+
+    def quotient(self, a: Poly, b: Poly) -> Poly:
+        """⌊a / b⌋ for b ≥ 1."""
+        return self._quotient(self.now(a), self.now(b), self.nonneg)
+
+    def _quotient(self, a: Poly, b: Poly, nonneg: Callable[[Poly], bool]) -> Poly:
+        whole, rest = _divided(a, b)
+        if not rest.terms:
+            return whole
+        if nonneg(rest) and nonneg(b - ONE - rest):
+            return whole
+        if nonneg(-rest - ONE) and nonneg(b + rest):
+            return whole - ONE
+        content, core = _content(b)
+        if content > 1 and core.constant is None:
+            return whole + self._quotient(self._quotient(rest, core, nonneg), Poly.number(content), nonneg)
+        least = 1 if nonneg(rest - b) else 0 if nonneg(rest) else None
+        return whole + Poly.atom(self.atom("quotient", "", least, (rest, b)))
+
+    def take_apart(self, atom: Atom, divisor: Poly) -> None:
+        """Writes a free index as q · divisor + r with new indices q and r < divisor; divisor ≥ 1 is known."""
+        extent = self.now(self.extents[atom])
+        whole = self.index("free", self.quotient(extent - ONE, divisor) + ONE)
+        rest = self.index("free", divisor)
+        self._learn(atom, Poly.atom(whole) * divisor + Poly.atom(rest))
+
+    # ── assumptions ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def assume(self, statements: Iterable[Statement]) -> None:
+        for s in statements:
+            if s.equation:
+                self.assume_zero(s.poly)
+            else:
+                self.assume_nonneg(s.poly)
+
+    def assume_one_of(self, clause: Clause) -> None:
+        self._add_clause(clause)
+
+    def assume_zero(self, poly: Poly) -> None:
+        poly = self._without_common(self.now(poly))
+        number = poly.constant
+        if number is not None:
+            self.contradictory |= number != 0
+        elif not (self._assume_ones(poly) or self._solve(poly)):
+            self._rewrite(poly)
+
+    def assume_division(self, a: Poly, b: Poly) -> None:
+        """b, which is at least 1, divides a."""
+        a, b = self.now(a), self.now(b)
+        least = 1 if self.nonneg(a - ONE) else 0 if self.nonneg(a) else None
+        self.assume_zero(a - b * Poly.atom(self.fresh("size", least)))
+
+    def _without_common(self, poly: Poly) -> Poly:
+        """Divided by what all terms share and is not 0."""
+        if poly.terms and all(isinstance(c, int) for c in poly.terms.values()):
+            poly = _content(poly)[1]
+        while len(poly.terms) > 1 and () not in poly.terms:
+            shared = next((a for a in sorted(poly.atoms, key=lambda a: a.order)
+                           if self._least.get(a, 0) >= 1 and all(a in m for m in poly.terms)), None)  # fmt: skip
+            if shared is None:
+                return poly
+            poly = Poly({m[: m.index(shared)] + m[m.index(shared) + 1 :]: c for m, c in poly.terms.items()})
+        return poly
+
+    def _assume_ones(self, poly: Poly) -> bool:
+        """A product of positive numbers that is 1."""
+        if len(poly.terms) != 2 or abs(poly.offset) != 1:
+            return False
+        ((monomial, coefficient),) = ((m, c) for m, c in poly.terms.items() if m)
+        if coefficient != -poly.offset or len(monomial) < 2 or any(self._least.get(a, 0) < 1 for a in monomial):
+            return False
+        for atom in dict.fromkeys(monomial):
+            self.assume_zero(Poly.atom(atom) - ONE)
+        return True
+
+    def _solve(self, poly: Poly) -> bool:
+        found: list[tuple[bool, bool, int, Atom, Poly]] = []
+        for monomial, coefficient in poly.terms.items():
+            if len(monomial) == 1 and coefficient in (1, -1):
+                atom = monomial[0]
+                value = (poly - Poly({monomial: coefficient})) * -coefficient
+                if atom not in value.within:
+                    positive = all(c > 0 for c in value.terms.values())
+                    found.append((positive, not atom.args, atom.order, atom, value))
+        if not found:
+            return False
+        _, _, _, atom, value = max(found, key=lambda f: f[:3])
+        self._learn(atom, value)
+        return True
+
+    def _learn(self, atom: Atom, value: Poly) -> None:
+        facts = self._of_atom(atom)
+        self._solved[atom] = value
+        self._forget()
+        self._renew()
+        for fact in facts:
+            self.assume_nonneg(fact)
+
+    def _renew(self) -> None:
+        """Looks at all facts again after something was learnt."""
+        old, self._inequalities = self._inequalities, []
+        for poly in old:
+            self.assume_nonneg(poly)
+        if any(self.now(p).constant == 0 for p in self._nonzero):
+            self.contradictory = True
+        equations, self._rewrites = self._rewrites, []
+        for monomial, value in equations:
+            self._forget()
+            self.assume_zero(Poly({monomial: 1}) - value)
+
+    def _rewrite(self, poly: Poly) -> None:
+        """An equation that no atom can be had from: its largest product stands for the rest, where it has one."""
+        found = [m for m, c in poly.terms.items() if len(m) > 1 and c in (1, -1)]
+        if found:
+            monomial = max(found, key=lambda m: (len(m), [a.order for a in m]))
+            coefficient = poly.terms[monomial]
+            value = (poly - Poly({monomial: coefficient})) * -int(coefficient)
+            if not any(without(m, monomial) is not None for m in value.terms):
+                self._rewrites.append((monomial, value))
+                self._forget()
+                return
+        self._inequalities.extend((poly, -poly))
+        self._answers.clear()
+
+    def assume_nonneg(self, poly: Poly) -> None:
+        poly = self.now(poly)
+        number = poly.constant
+        if number is not None:
+            self.contradictory |= number < 0
+            return
+        if self._answered(poly):
+            return
+        if self._raise_least(poly):
+            return
+        self._inequalities.append(poly)
+        self._answers.clear()
+        if len(poly.terms) <= 3 and self.nonneg(-poly):
+            self._inequalities.remove(poly)
+            self.assume_zero(poly)
+
+    def _raise_least(self, poly: Poly) -> bool:
+        """Notes a bound on a lone atom."""
+        atom = (poly - Poly.number(poly.offset)).lone_atom
+        if atom is None or atom.is_index:
+            return False
+        self._least[atom] = max(self._least.get(atom, -int(poly.offset)), -int(poly.offset))
+        self._answers.clear()
+        if self.nonneg(Poly.number(self._least[atom]) - Poly.atom(atom)):
+            self.assume_zero(Poly.atom(atom) - self._least[atom])
+        return True
+
+    def assume_nonzero(self, poly: Poly) -> None:
+        poly = self.now(poly)
+        if poly.constant is not None:
+            self.contradictory |= poly.constant == 0
+        elif self.nonneg(poly):
+            self.assume_nonneg(poly - ONE)
+        elif self.nonneg(-poly):
+            self.assume_nonneg(-poly - ONE)
+        else:
+            self._nonzero.append(poly)
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def zero(self, poly: Poly) -> bool | None:
+        """Whether poly = 0: always, never, or not known."""
+        poly = self.now(poly)
+        number = poly.constant
+        if number is not None:
+            return number == 0
+        if any(self.now(p) in (poly, -poly) for p in self._nonzero):
+            return False
+        if self.nonneg(poly - ONE) or self.nonneg(-poly - ONE):
+            return False
+        if self.nonneg(poly) and self.nonneg(-poly):
+            return True
+        if self._by_cases(poly, lambda k: k.zero(poly) is True):
+            return True
+        return False if self._by_cases(poly, lambda k: k.zero(poly) is False) else None
+
+    def nonneg(self, poly: Poly) -> bool:
+        """Whether poly ≥ 0 follows."""
+        poly = self.now(poly)
+        if poly.constant is not None:
+            return poly.constant >= 0
+        found = self._answers.get(poly)
+        if found is None:
+            found = self._answers[poly] = self._answered(poly) or self._combined(poly)
+        return found
+
+    def one_of(self, clause: Clause) -> bool:
+        """Whether one of the alternatives, of single statements each, follows."""
+        trial = self.copy()
+        for ((statement),) in clause:
+            if statement.equation:
+                trial.assume_nonzero(statement.poly)
+            else:
+                trial.assume_nonneg(-statement.poly - ONE)
+        if trial.contradictory:
+            return True
+        relevant = Poly({}) + ZERO
+        for ((statement),) in clause:
+            relevant = relevant + statement.poly * (len(relevant.terms) + 7)
+        return trial._by_cases(relevant, lambda k: False)
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the assumptions are found to contradict one another."""
+        if self.contradictory:
+            return True
+        every: set[Atom] = set()
+        for poly in (*self._inequalities, *self._nonzero):
+            every |= self.now(poly).within
+        every |= {a for c in self._clauses for alternative in c for s in alternative for a in s.poly.within}
+        return impossible(self._bearing_on(every, ())) or self._cases_on(every, lambda k: k.contradictory, _DEPTH)
+
+    def _answered(self, poly: Poly) -> bool:
+        """poly ≥ 0 by signs and bounds alone."""
+        if self._positive(poly):
+            return True
+        for atom in sorted((a for a in poly.atoms if a in self.extents), key=lambda a: -a.order):
+            parts = poly.split(atom)
+            if parts is None:
+                return False
+            factor, rest = parts
+            if self._positive(factor):
+                poly = rest
+            elif self._positive(-factor):
+                poly = self.now(rest + factor * (self.extents[atom] - ONE))
+            else:
+                return False
+        return self._positive(poly)
+
+    def _positive(self, poly: Poly) -> bool:
+        """Whether all coefficients are ≥ 0 once each atom is counted from its least value."""
+        if all(c >= 0 for c in poly.terms.values()) and all(self._least.get(a, -1) >= 0 for a in poly.atoms):
+            return True
+        if any(a not in self._least for a in poly.atoms):
+            return False
+        shifted = poly.replace({a: Poly.atom(a) + self._least[a] for a in poly.atoms if self._least[a]})
+        return all(c >= 0 for c in shifted.terms.values())
+
+    def _combined(self, poly: Poly) -> bool:
+        """poly ≥ 0 because its contrary contradicts what is known."""
+        if not all(isinstance(c, int) for c in poly.terms.values()):
+            return False
+        return impossible([*self._bearing_on(set(poly.atoms), poly.terms), -poly - ONE])
+
+    def _bearing_on(self, atoms: set[Atom], monomials: Iterable[Monomial]) -> list[Poly]:
+        """Inequalities that speak of `atoms`, or of atoms that these speak of, and products of them."""
+        facts: dict[Poly, None] = {}
+        done: set[Atom] = set()
+        known = [p for p in map(self.now, self._inequalities)]
+        for _ in range(_ROUNDS):
+            for atom in sorted(atoms - done, key=lambda a: a.order):
+                facts.update(dict.fromkeys(map(self.now, self._of_atom(atom))))
+            done |= atoms
+            facts.update(dict.fromkeys(p for p in known if not p.atoms.isdisjoint(atoms)))
+            atoms = atoms.union(*(p.atoms for p in facts))
+            if atoms <= done or len(facts) > _FACTS:
+                break
+        wanted = [m for m in (*monomials, *(m for p in facts for m in p.terms)) if len(m) > 1]
+        for monomial in dict.fromkeys(wanted):
+            facts.update(dict.fromkeys(self._products(monomial, list(facts))))
+        return list(facts)[: 2 * _FACTS]
+
+    def _of_atom(self, atom: Atom) -> list[Poly]:
+        own = Poly.atom(atom)
+        facts = [own - self._least[atom]] if atom in self._least else []
+        if atom in self.extents:
+            facts.append(self.extents[atom] - ONE - own)
+        if atom.kind == "quotient":
+            a, b = atom.args
+            facts += [a - b * own, b - ONE - a + b * own]
+        elif atom.kind == "joined":
+            facts += [own - arg for arg in atom.args]
+        elif atom.kind == "step":
+            facts += [ONE - own, atom.args[0] - ONE - own]
+        return facts
+
+    def _products(self, monomial: Monomial, facts: Sequence[Poly]) -> list[Poly]:
+        """Bounds on a product: those on one factor times the others, where these are not negative."""
+        made: list[Poly] = []
+        for position, atom in enumerate(monomial):
+            others = monomial[:position] + monomial[position + 1 :]
+            if all(self._least.get(a, -1) >= 0 for a in others):
+                rest = Poly({others: 1})
+                bounds = self._of_atom(atom)
+                bounds += [f for f in facts if (atom,) in f.terms and len(f.terms) <= 4]
+                made.extend(self.now(b * rest) for b in bounds[:6])
+        return made
+
+    # ── alternatives ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _by_cases(self, poly: Poly, holds: Callable[[Knowledge], bool], depth: int = _DEPTH) -> bool:
+        return self._cases_on(set(self.now(poly).within), holds, depth)
+
+    def _cases_on(self, atoms: set[Atom], holds: Callable[[Knowledge], bool], depth: int) -> bool:
+        """Whether `holds` in each alternative of a clause that bears on `atoms`."""
+        if depth == 0:
+            return False
+        for place, clause in enumerate(self._clauses):
+            about = {a for alternative in clause for s in alternative for a in self.now(s.poly).within}
+            if about.isdisjoint(atoms):
+                continue
+            return self._each(place, clause, atoms | about, holds, depth - 1)
+        return False
+
+    def _each(
+        self, place: int, clause: Clause, atoms: set[Atom], holds: Callable[[Knowledge], bool], depth: int
+    ) -> bool:
+        for alternative in clause:
+            trial = self.copy()
+            del trial._clauses[place]
+            trial.assume(alternative)
+            if trial.contradictory or impossible(trial._bearing_on(set(atoms), ())):
+                continue
+            if not (holds(trial) or trial._cases_on(atoms, holds, depth)):
+                return False
+        return True
+
+
+def _divided(a: Poly, b: Poly) -> tuple[Poly, Poly]:
+    """(q, r) with a = q·b + r, as far as terms divide; coefficients of r lie between 0 and that of b."""
+    lead = max(b.terms, key=lambda m: (len(m), [x.order for x in m]))
+    unit = int(b.terms[lead])
+    if unit < 0:
+        lead = next((m for m in b.terms if b.terms[m] > 0), lead)
+        unit = int(b.terms[lead])
+    whole, rest, seen = ZERO, a, set[Monomial]()
+    while True:
+        for monomial in sorted(rest.terms, key=lambda m: (-len(m), [x.order for x in m])):
+            quotient = without(monomial, lead)
+            count = int(rest.terms[monomial]) // unit if unit > 0 else 0
+            if quotient is not None and count and monomial not in seen:
+                seen.add(monomial)
+                part = Poly({quotient: count})
+                whole, rest = whole + part, rest - part * b
+                break
+        else:
+            return whole, rest
+
+
+def _content(poly: Poly) -> tuple[int, Poly]:
+    """The common factor of the coefficients, and what it leaves."""
+    factor = math.gcd(*(int(c) for c in poly.terms.values()))
+    return factor, Poly({m: int(c) // factor for m, c in poly.terms.items()})

@@ -1,0 +1,120 @@
+"""Sums of terms made simpler: guards that hold or fail for certain, ranges that guards cut out, indices without use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taso.rules.verifier import terms as algebra
+from taso.rules.verifier.cases import Case
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly
+from taso.rules.verifier.terms import Applied, Bound, Entry, Factor, Largest, Sum, Term
+
+_Parts = tuple[tuple[Bound, ...], tuple[Poly, ...]]
+
+
+class Simplifier:
+    """Brings sums into a simpler form, by what is known in one case."""
+
+    def __init__(self, case: Case) -> None:
+        self._known = case.known
+
+    def sum(self, terms: Sum) -> Sum:
+        found = (self.term(t) for t in algebra.change(terms, self._known.now))
+        return tuple(t for t in found if t is not None)
+
+    def term(self, term: Term) -> Term | None:
+        """The term, or None where it is 0."""
+        if not term.coefficient.terms:
+            return None
+        factors = term.factors
+        bound, guards = term.bound, term.guards
+        while True:
+            kept = self._guards(guards)
+            if kept is None:
+                return None
+            guards = kept
+            cut = self._cut(bound, guards)
+            if cut is None:
+                break
+            old, value, new, guards = cut
+            bound = tuple(b for b in bound if b[0] is not old) + new
+
+            def moved(poly: Poly, old: Atom = old, value: Poly = value) -> Poly:
+                return self._known.now(self._known.substituted(poly, old, value))
+
+            guards = tuple(map(moved, guards))
+            factors = tuple(algebra.change_factor(f, moved) for f in factors)
+        return self._without_idle(Term(term.coefficient, bound, guards, tuple(map(self.factor, factors))))
+
+    def factor(self, factor: Factor) -> Factor:
+        if isinstance(factor, Applied):
+            return Applied(factor.function, tuple(map(self.sum, factor.args)))
+        if isinstance(factor, Largest):
+            entries = (self.entry(e) for e in factor.entries)
+            return Largest(tuple(e for e in entries if e is not None))
+        return factor
+
+    def entry(self, entry: Entry) -> Entry | None:
+        """The candidates, or None where there are none."""
+        guards = self._guards(tuple(map(self._known.now, entry.guards)))
+        if guards is None:
+            return None
+        value = self.sum(entry.value)
+        used = algebra.atoms_of_sum(value).union(*(g.within for g in guards))
+        bound = tuple((a, self._known.now(e)) for a, e in entry.bound if a in used)
+        return Entry(bound, guards, value)
+
+    def _guards(self, guards: tuple[Poly, ...]) -> tuple[Poly, ...] | None:
+        """Those that neither hold anyhow nor follow from another; None where one fails."""
+        kept: list[Poly] = []
+        for guard in dict.fromkeys(guards):
+            if self._known.nonneg(-guard - ONE):
+                return None
+            if not self._known.nonneg(guard) and not any(self._known.nonneg(guard - k) for k in kept):
+                kept = [k for k in kept if not self._known.nonneg(k - guard)] + [guard]
+        return tuple(kept)
+
+    def _cut(
+        self, bound: tuple[Bound, ...], guards: tuple[Poly, ...]
+    ) -> tuple[Atom, Poly, tuple[Bound, ...], tuple[Poly, ...]] | None:
+        """(index, its new value, new indices, guards left) where guards cut a range out of that of an index."""
+        for atom, extent in bound:
+            low, high = self._limits(atom, extent, guards)
+            if low is None and high is None:
+                continue
+            start = low if low is not None else ZERO
+            end = high if high is not None else extent - ONE
+            count = self._known.now(end - start + ONE)
+            if not self._known.nonneg(count - ONE):
+                continue
+            used = [start - Poly.atom(atom), Poly.atom(atom) - end]
+            left = tuple(g for g in guards if -g not in used)
+            if count == ONE:
+                return atom, start, (), left
+            fresh = self._known.index("bound", count)
+            return atom, start + Poly.atom(fresh), ((fresh, count),), left
+        return None
+
+    def _limits(self, atom: Atom, extent: Poly, guards: Sequence[Poly]) -> tuple[Poly | None, Poly | None]:
+        """Limits that guards set to an index, where they lie within its range for certain."""
+        low = high = None
+        for guard in guards:
+            parts = guard.split(atom)
+            if parts is None:
+                continue
+            factor, rest = parts
+            if factor == ONE and low is None and self._known.nonneg(-rest) and self._known.nonneg(extent - ONE + rest):
+                low = -rest
+            if factor == -ONE and high is None and self._known.nonneg(rest) and self._known.nonneg(extent - ONE - rest):
+                high = rest
+        return low, high
+
+    def _without_idle(self, term: Term) -> Term:
+        """Σ over an index that nothing depends on is a multiple."""
+        used = frozenset[Atom]().union(*(g.within for g in term.guards), *map(algebra.atoms_of, term.factors))
+        coefficient = term.coefficient
+        for atom, extent in term.bound:
+            if atom not in used:
+                coefficient = coefficient * extent
+        return Term(coefficient, tuple(b for b in term.bound if b[0] in used), term.guards, term.factors)
+

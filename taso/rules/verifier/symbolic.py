@@ -1,0 +1,286 @@
+"""A rule with everything unknown that can be: types of its variables, settings of its operators, and both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from taso.graph.errors import TasoError
+from taso.graph.operator import Attrs, AttrValue, Operator
+from taso.graph.types import DType, Shape, TensorType
+from taso.graph.unknown import UnknownReal
+from taso.rules.expression import (
+    Array,
+    Call,
+    Compare,
+    Expr,
+    ExpressionError,
+    Literal,
+    Logic,
+    Name,
+    Unary,
+    Value,
+    attribute_names,
+    evaluate,
+    value_of,
+)  # fmt: skip
+from taso.rules.pattern import PatternNode, Port, Ref, Rule
+from taso.rules.verifier import terms as algebra
+from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood
+from taso.rules.verifier.elements import Placed
+from taso.rules.verifier.facts import is_zero
+from taso.rules.verifier.polynomials import ONE, Poly
+from taso.rules.verifier.terms import Setting, Sum
+
+_LENGTHS = 6  # longest list where the length of a setting is not given by a rank
+_FLAGS = frozenset({
+    "keepdims", "ceil_mode", "count_include_pad", "transA", "transB", "flattened", "allowzero",
+})  # fmt: skip
+_REALS = frozenset({"alpha", "beta", "gamma", "epsilon", "ratio", "bias", "lambd", "value"})
+_WINDOWS = {"strides": 1, "dilations": 1, "kernel_shape": 1, "pads": 2}
+_COUNTS = frozenset({"group", "groups"})
+
+
+class LazyType(TensorType):
+    """The type of a variable, whose number of dimensions is chosen when first asked for."""
+
+    def __init__(self, tensors: Tensors, name: str, dtype: DType) -> None:
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "other", None)
+        object.__setattr__(self, "_tensors", tensors)
+        object.__setattr__(self, "_name", name)
+
+    _tensors: Tensors
+    _name: str
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]  # a field of the base class, made when asked for
+        return self._tensors.shape(self._name)
+
+
+@dataclass
+class Tensors:
+    """The variables of a rule on one way: ranks chosen so far, sizes, and what all elements of one are."""
+
+    case: Case
+    most: int
+
+    def __post_init__(self) -> None:
+        self._shapes: dict[str, Shape] = {}
+
+    def shape(self, name: str) -> Shape:
+        if name not in self._shapes:
+            rank = self.case.choose(self.most + 1)
+            self._shapes[name] = tuple(self.case.size(f"{name}.{axis}", 1) for axis in range(rank))
+        return self._shapes[name]
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        return {name: len(shape) for name, shape in self._shapes.items()}
+
+
+class SymbolicRule:
+    """A rule on one way: its environment, typed nodes, and conditions, assumed as soon as what they speak of is there.
+
+    Raises `Inadmissible` where source or conditions exclude the way.
+    """
+
+    def __init__(self, rule: Rule, case: Case, most_dimensions: int, dtypes: Mapping[str, DType]) -> None:
+        self._rule = rule
+        self._case = case
+        self.tensors = Tensors(case, most_dimensions)
+        self._types = {n: LazyType(self.tensors, n, dtypes.get(n, DType.FLOAT)) for n in rule.variables}
+        self._attrs: dict[str, Value] = {}
+        self._open = list(rule.conditions)
+        self.fills: dict[str, Sum] = {}
+        self._reals = 0
+
+    # environment of expressions
+
+    def type_of(self, tensor: str) -> TensorType:
+        if tensor not in self._types:
+            raise ExpressionError(f"'{tensor}' is not a tensor of this rule")
+        return self._types[tensor]
+
+    def attribute(self, name: str) -> Value:
+        if name not in self._attrs:
+            raise ExpressionError(f"'{name}' is not an attribute variable of this rule")
+        return self._attrs[name]
+
+    def is_weight(self, tensor: str) -> bool:
+        raise NotUnderstood("whether a tensor is a weight, within an expression")
+
+    def content(self, tensor: str) -> Array | None:
+        raise NotUnderstood("the content of a weight, within an expression")
+
+    # sides
+
+    def side(self, nodes: Sequence[PatternNode]) -> tuple[list[Placed], list[tuple[TensorType, ...]]]:
+        """The nodes ready to be read, and the types of their outputs."""
+        placed: list[Placed] = []
+        done: list[tuple[TensorType, ...]] = []
+        self._assume_conditions()
+        for node in nodes:
+            inputs = tuple(self.type_at(ref, done) for ref in node.inputs)
+            attrs = self._settings(node, inputs)
+            types = node.op.types_of(inputs, attrs)
+            if len(types) != node.n_outputs:
+                raise TasoError(f"{node.op.name} has {len(types)} outputs here, the rule says {node.n_outputs}")
+            if node.op.meaning is None:
+                raise NotUnderstood(f"no meaning is written down for {node.op.name}")
+            shapes = tuple(() if t is None else tuple(map(self._case.poly, t.dims)) for t in inputs)
+            placed.append(Placed(node.inputs, shapes, node.op.meaning(inputs, attrs)))
+            done.append(types)
+        return placed, done
+
+    def type_at(self, ref: Ref | None, done: Sequence[tuple[TensorType, ...]]) -> TensorType | None:
+        if ref is None:
+            return None
+        if isinstance(ref, str):
+            return self.type_of(ref)
+        if not isinstance(ref, Port) or ref.output >= len(done[ref.node]):
+            raise TasoError("an output is read that is not there")
+        return done[ref.node][ref.output]
+
+    def _settings(self, node: PatternNode, inputs: Sequence[TensorType | None]) -> Attrs:
+        for name, expr in node.attrs:
+            if isinstance(expr, Name) and expr.name not in self._attrs:
+                self._attrs[expr.name] = self._unknown(node, name, inputs, expr.name)
+                self._assume_conditions()
+        return node.attributes(inputs, self)
+
+    # ── conditions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _assume_conditions(self) -> None:
+        """Assumes each condition whose attribute variables are known."""
+        ready = [c for c in self._open if attribute_names(c) <= self._attrs.keys()]
+        self._open = [c for c in self._open if c not in ready]
+        for condition in ready:
+            if not self._holds(condition):
+                raise Inadmissible(str(condition))
+
+    def _holds(self, condition: Expr) -> bool:
+        """Whether a condition holds on this way. One that is left out admits more than the rule does."""
+        if _speaks_of_weights(condition):
+            return self._content(condition)
+        if isinstance(condition, Call) and condition.function == "broadcasts_to":
+            return self._broadcasts(*(value_of(a, self) for a in condition.args))
+        if isinstance(condition, Compare) and len(condition.ops) == 1 and condition.ops[0] in _ORDERS:
+            return self._ordered(condition)
+        result = evaluate(condition, self)
+        if not isinstance(result, bool):
+            raise NotUnderstood(f"the condition {condition}")
+        return result
+
+    def _content(self, condition: Expr) -> bool:
+        """filled(c, v) as all of a condition says what c's elements are; all else about weights is left out."""
+        if isinstance(condition, Call) and condition.function == "filled":
+            tensor, value = condition.args
+            number = value_of(value, self)
+            if isinstance(tensor, Name) and isinstance(number, int):
+                self.fills[tensor.name] = algebra.number(Poly.number(number))
+        return True
+
+    def _broadcasts(self, small: Value, big: Value) -> bool:
+        if not (isinstance(small, tuple) and isinstance(big, tuple)):
+            raise NotUnderstood("broadcasts_to() of what are no shapes")
+        if len(small) > len(big):
+            return False
+        for a, b in zip(reversed(small), reversed(big), strict=False):
+            p, q = self._case.poly(a), self._case.poly(b)
+            self._case.known.assume_one_of(((is_zero(p - ONE),), (is_zero(p - q),)))
+        return True
+
+    def _ordered(self, condition: Compare) -> bool:
+        """An order, that of the largest or smallest of several taken one by one."""
+        left, right = condition.first, condition.rest[0]
+        op = condition.ops[0]
+        if op in (">", ">="):
+            left, right, op = right, left, op.replace(">", "<")
+        lower, upper = self._all_of(left, "max"), self._all_of(right, "min")
+        for a in lower:
+            for b in upper:
+                if not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
+                    raise ExpressionError(f"{condition} compares what has no order")
+                if not (a < b if op == "<" else a <= b):
+                    return False
+        return True
+
+    def _all_of(self, expr: Expr, extreme: str) -> tuple[Value, ...]:
+        """What must all be small for the largest to be, and the other way round."""
+        if isinstance(expr, Call) and expr.function == extreme:
+            values = tuple(value_of(a, self) for a in expr.args)
+            found = values[0] if len(values) == 1 else values
+            if isinstance(found, tuple) and found:
+                return found
+            raise ExpressionError(f"{expr} of nothing")
+        return (value_of(expr, self),)
+
+    # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _unknown(self, node: PatternNode, name: str, inputs: Sequence[TensorType | None], variable: str) -> Value:
+        """A setting of which only the kind is known; where it can be one of few, one of them on each way."""
+        op, first = node.op, inputs[0] if inputs else None
+        if name in _REALS:
+            return UnknownReal(variable)
+        if name in _FLAGS:
+            return self._case.choose(2)
+        if name in _COUNTS or (name == "count" and op.name == "MergeGroupConv"):
+            return self._case.size(variable, None)
+        if name in ("to", "dtype"):
+            return (DType.FLOAT, DType.DOUBLE, DType.INT64)[self._case.choose(3)]
+        if name == "approximate":
+            return ("none", "tanh")[self._case.choose(2)]
+        if name in ("min", "max") and op.name == "Clip":
+            return (None, UnknownReal(variable))[self._case.choose(2)]
+        if name == "split":
+            return self._sizes(variable, node.n_outputs)
+        if name == "shape":
+            return self._sizes(variable, self._case.choose(_LENGTHS + 1))
+        if first is not None:
+            return self._by_rank(op, name, first, variable)
+        raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
+
+    def _by_rank(self, op: Operator, name: str, first: TensorType, variable: str) -> Value:
+        rank = first.rank
+        if name in _WINDOWS and op.name != "Pad":
+            return self._sizes(variable, _WINDOWS[name] * max(rank - 2, 0))
+        if name == "pads":
+            return self._sizes(variable, 2 * rank)
+        if name == "repeats":
+            return self._sizes(variable, rank)
+        if name == "axis":
+            return self._case.choose(rank + 1 if op.name == "Flatten" else rank)
+        if name == "perm":
+            return self._permutation(rank)
+        if name == "axes" and op.name == "Unsqueeze":
+            return self._axes(rank + 1 + self._case.choose(self.tensors.most - rank))
+        if name == "axes" and op.name != "Slice":
+            return self._axes(rank)
+        raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
+
+    def _sizes(self, variable: str, count: int) -> Value:
+        return tuple(self._case.size(f"{variable}[{i}]", None) for i in range(count))
+
+    def _permutation(self, rank: int) -> Value:
+        every = list(permutations(range(rank)))
+        return every[self._case.choose(len(every))]
+
+    def _axes(self, rank: int) -> Value:
+        chosen = self._case.choose(1 << rank)
+        return tuple(a for a in range(rank) if chosen >> a & 1)
+
+
+_ORDERS = frozenset({"<", "<=", ">", ">="})
+
+
+def _speaks_of_weights(expr: Expr) -> bool:
+    if isinstance(expr, Call) and expr.function in ("is_weight", "filled"):
+        return True
+    if isinstance(expr, Logic):
+        return any(map(_speaks_of_weights, expr.items))
+    return isinstance(expr, Unary) and _speaks_of_weights(expr.operand)
+
+
+__all__ = ["AttrValue", "Literal", "Setting", "SymbolicRule"]
