@@ -92,6 +92,8 @@ def load(path_or_model: Source) -> Graph:
 
     Raises `ModelError` (`InputNotFoundError` where a node reads what nothing makes) naming what is wrong.
     """
+    if not isinstance(path_or_model, (str, bytes, os.PathLike, onnx.ModelProto)):
+        raise ModelError(f"expected a path, bytes or an onnx.ModelProto, not {type(path_or_model).__name__}")
     return onnx_import.load(path_or_model, graph_class=Graph)
 
 
@@ -100,14 +102,26 @@ def load_onnx(filename: str | os.PathLike[str]) -> Graph:
     return load(filename)
 
 
-def export_onnx(graph: Graph) -> onnx.ModelProto:
-    """The graph as ONNX, in the opset that it came in. Raises `ModelError` where ONNX cannot say it."""
-    return onnx_export.export(_graph(graph))
+def export_onnx(
+    graph: Graph, *, opset: int | None = None, fold_limit: int = onnx_export.SLACK
+) -> onnx.ModelProto:
+    """The graph as ONNX, in the opset that it came in or the given one. Raises `ModelError` where ONNX cannot say it.
+
+    An operator on weights that a rewrite made is written as its result where that adds at most `fold_limit` bytes.
+    """
+    return onnx_export.export(_graph(graph), opset=opset, fold_limit=fold_limit)
 
 
-def save(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Writes the graph as an ONNX file, which appears whole or not at all (weights beside it above 2 GB)."""
-    onnx_export.save(_graph(graph), path)
+def save(
+    graph: Graph, path: str | os.PathLike[str], *, opset: int | None = None, external_data: bool | None = None,
+    fold_limit: int = onnx_export.SLACK,
+) -> None:  # fmt: skip
+    """Writes the graph as an ONNX file, which appears whole or not at all.
+
+    Weights go to a file beside it, `path`.data, above 2 GB or where `external_data` says so. `opset` and `fold_limit`
+    are those of `export_onnx`.
+    """
+    onnx_export.save(_graph(graph), path, opset=opset, external_data=external_data, fold_limit=fold_limit)
 
 
 def compile(graph: GraphLike, backend: str | Backend = "auto", threads: int | None = None) -> Executable:

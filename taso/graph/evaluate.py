@@ -18,6 +18,9 @@ from taso.graph.numbers import Float64
 from taso.graph.operator import Array, Attrs, AttrValue, Operator, Trait, Types, Weight
 from taso.graph.types import DType, SymDim, TensorType, show_shape, substitute
 
+_LARGE = 1 << 24
+"""Bytes from which on a tensor of floats is not widened as a whole."""
+
 # ── one operator ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -103,8 +106,14 @@ def _moved(meanings: Sequence[Meaning], arrays: Sequence[Array | None]) -> tuple
 def _in_floats(
     meanings: Sequence[Meaning], results: Sequence[TensorType], arrays: Sequence[Array | None], wide: bool
 ) -> tuple[Array, ...]:
-    given = [a if a is None else a.astype(np.float64, copy=False) for a in arrays]
-    return _in_types([evaluate(m, given, Float64()) for m in meanings], results, wide)
+    given = [a if a is None or _is_large_float(a) else a.astype(np.float64, copy=False) for a in arrays]
+    found = [np.asarray(evaluate(m, given, Float64()), np.float64) for m in meanings]
+    return _in_types(found, results, wide)
+
+
+def _is_large_float(array: Array) -> bool:
+    # `Float64` widens it where it computes, part by part where it can
+    return array.nbytes > _LARGE and DType.from_numpy(array.dtype).is_float
 
 
 def _in_types(found: Sequence[Array], results: Sequence[TensorType], wide: bool) -> tuple[Array, ...]:
@@ -121,6 +130,10 @@ def _by_reference(
 ) -> tuple[Array, ...]:
     if not wide:
         return onnx_reference.run(op, attrs, types, results, arrays)
+    floats = {a.dtype for a in arrays if isinstance(a, np.ndarray) and DType.from_numpy(a.dtype).is_float}
+    if op.has(Trait.MOVES_DATA) and len(floats) == 1 and not op.has(Trait.OPAQUE):
+        held = [t if a is None or t is None else _held(t, a) for t, a in zip(types, arrays, strict=True)]
+        return onnx_reference.run(op, attrs, held, op.types_of(held, attrs), arrays)
     if op.has(Trait.OPAQUE):
         # its bodies and attributes speak of the declared types
         rounded = [a if a is None or t is None else _declared(a, t) for a, t in zip(arrays, types, strict=True)]
@@ -128,6 +141,11 @@ def _by_reference(
     doubled = [t if t is None or not t.dtype.is_float else TensorType(DType.DOUBLE, t.shape) for t in types]
     widened = [a if a is None else _widened(a) for a in arrays]
     return tuple(map(_widened, onnx_reference.run(op, _double_attrs(attrs), doubled, results, widened)))
+
+
+def _held(type: TensorType, array: Array) -> TensorType:
+    """The type of what is moved as it is, widened or not."""
+    return TensorType(DType.from_numpy(array.dtype), array.shape) if type.dtype.is_float else type
 
 
 def _declared(array: Array, type: TensorType) -> Array:

@@ -296,4 +296,4 @@ def _as_matrix(array: Array, both: list[int], own: list[int], inner: list[int], 
     moved = np.transpose(array, rest + order).reshape([array.shape[a] for a in order])
     full = [extents[a] for a in order]
     sizes = [int(np.prod([extents[a] for a in part], dtype=np.int64)) for part in (both, own, inner)]
-    return np.ascontiguousarray(np.broadcast_to(moved, full)).reshape(sizes)
+    return np.broadcast_to(moved, full).reshape(sizes)

@@ -149,8 +149,12 @@ SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {
 }
 
 
+_PART = 1 << 26
+"""Bytes of a widened part of a large operand."""
+
+
 class Float64:
-    """Evaluation in double precision."""
+    """Evaluation in double precision. Operands may be of a narrower floating-point type; results never are."""
 
     def constant(self, value: Fraction) -> Array:
         return np.asarray(float(value))
@@ -160,18 +164,31 @@ class Float64:
 
     def call(self, function: str, args: Sequence[Array]) -> Array:
         with np.errstate(all="ignore"):
-            return SCALAR_FUNCTIONS[function].floats(*args)
+            return SCALAR_FUNCTIONS[function].floats(*(a.astype(np.float64, copy=False) for a in args))
 
     def reduce(self, kind: str, array: Array, axes: tuple[int, ...]) -> Array:
         operation: np.ufunc = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[kind]
+        array = array.astype(np.float64, copy=False)
         if kind in ("max", "min"):
             first = -math.inf if kind == "max" else math.inf
             return np.asarray(operation.reduce(array, axes, initial=first))
         return np.asarray(operation.reduce(array, axes))
 
     def matmul(self, left: Array, right: Array) -> Array:
+        """Products of batches of matrices; a narrower operand is widened part by part, so that it is not held twice."""
         with np.errstate(all="ignore"):
-            return np.asarray(np.matmul(left, right))
+            if left.dtype == right.dtype == np.float64:
+                return np.asarray(np.matmul(left, right))
+            if right.size < left.size:
+                return np.swapaxes(self.matmul(np.swapaxes(right, 1, 2), np.swapaxes(left, 1, 2)), 1, 2)
+            left = left.astype(np.float64, copy=False)
+            batches, inner, columns = right.shape
+            result: Array = np.empty((left.shape[0], left.shape[1], columns), np.float64)
+            step = max(1, _PART // max(8 * batches * inner, 1))
+            for start in range(0, columns, step):
+                part = right[:, :, start : start + step].astype(np.float64)
+                result[:, :, start : start + step] = np.matmul(left, part)
+            return result
 
 
 class Modular:

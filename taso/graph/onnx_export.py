@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -22,7 +22,19 @@ from onnx import (
 from taso.graph.errors import ModelError
 from taso.graph.evaluate import constant_value, weight_of
 from taso.graph.graph import Graph, Node, Value
-from taso.graph.onnx_protos import all_names, array_of, fill_tensor, rename_captures, spell, type_proto
+from taso.graph.onnx_import import load
+from taso.graph.onnx_opset import checked_opset, converted, respelled
+from taso.graph.onnx_protos import (
+    all_names,
+    array_bytes,
+    array_of,
+    element_type,
+    fill_tensor,
+    rename_captures,
+    schema,
+    spell,
+    type_proto,
+)  # fmt: skip
 from taso.graph.onnx_weights import (
     ConstantNode,
     External,
@@ -31,6 +43,7 @@ from taso.graph.onnx_weights import (
     Sparse,
     bytes_needed,
 )  # fmt: skip
+from taso.graph.onnx_wire import Held, spliced
 from taso.graph.operator import Array, Trait, Unspellable, Weight
 from taso.graph.types import DType, TensorType
 
@@ -119,8 +132,23 @@ def _weights_behind(node: Node) -> list[Weight]:
 class _Inside:
     """Keeps all bytes in the model."""
 
-    def store(self, tensor: TensorProto, data: memoryview) -> None:
-        tensor.raw_data = bytes(data)
+    def store(self, tensor: TensorProto, data: Held) -> None:
+        tensor.raw_data = data.make().tobytes()
+
+
+class _Later:
+    """Keeps the bytes of large tensors out of the model, in which a mark says where they go when it is written."""
+
+    def __init__(self) -> None:
+        self.mark = os.urandom(16)
+        self.held: dict[bytes, Held] = {}
+
+    def store(self, tensor: TensorProto, data: Held) -> None:
+        if data.length < _OUTSIDE:
+            tensor.raw_data = data.make().tobytes()
+            return
+        tensor.raw_data = self.mark + len(self.held).to_bytes(8, "little")
+        self.held[tensor.raw_data] = data
 
 
 @dataclass
@@ -130,16 +158,16 @@ class _Outside:
     file: IO[bytes]
     location: str
 
-    def store(self, tensor: TensorProto, data: memoryview) -> None:
-        if len(data) < _OUTSIDE:
-            tensor.raw_data = bytes(data)
+    def store(self, tensor: TensorProto, data: Held) -> None:
+        if data.length < _OUTSIDE:
+            tensor.raw_data = data.make().tobytes()
             return
         offset = self.file.tell()
         padding = -offset % _ALIGNMENT
         self.file.write(bytes(padding))
-        self.file.write(data)
+        self.file.write(data.make())
         tensor.data_location = TensorProto.EXTERNAL
-        said = {"location": self.location, "offset": str(offset + padding), "length": str(len(data))}
+        said = {"location": self.location, "offset": str(offset + padding), "length": str(data.length)}
         for key, value in said.items():
             tensor.external_data.add(key=key, value=value)
 
@@ -150,9 +178,10 @@ class _Outside:
 class _Writer:
     """Writes one graph."""
 
-    def __init__(self, graph: Graph, fold_limit: int, store: _Inside | _Outside) -> None:
+    def __init__(self, graph: Graph, fold_limit: int, store: _Inside | _Later | _Outside) -> None:
         self.graph = graph
         self.info = graph.info
+        self.fold_limit = fold_limit
         self.store = store
         self.model = ModelProto()
         self.proto = self.model.graph
@@ -309,7 +338,7 @@ class _Writer:
         if name in self.written or value in self.sources:
             return name
         if value.node in self.folded:
-            self._initializer(name, constant_value(value), value.type.dtype)
+            self._initializer(name, lambda: constant_value(value), value.type)
         elif value.node.op.has(Trait.SOURCE):
             self._write_weight(weight_of(value), name)
         return name
@@ -320,10 +349,15 @@ class _Writer:
         self.written.add(name)
         self.weight_names[weight] = name
         original = weight.original
-        if isinstance(original, ConstantNode):
+        if isinstance(original, ConstantNode) and self._knows(original.node):
             self._write_constant(original, name)
-        elif isinstance(original, Filled):
+        elif isinstance(original, Filled) and self._knows(original.node):
             self._write_filled(original, name)
+        elif isinstance(original, Filled) and weight.type.nbytes > self.fold_limit:
+            raise ModelError(
+                f"opset {self.info.opset} has no ConstantOfShape, and '{name}' of type {weight.type} written out would "
+                f"take {weight.type.nbytes} bytes, more than the limit of {self.fold_limit}"
+            )
         elif isinstance(original, Sparse):
             sparse = self.proto.sparse_initializer.add()
             sparse.CopyFrom(original.tensor)
@@ -331,39 +365,42 @@ class _Writer:
         else:
             self._write_initializer(weight, name)
 
+    def _knows(self, node: NodeProto) -> bool:
+        """Whether the opset has the node's operator with its attributes."""
+        found = schema(node.op_type, self.info.opset, "")
+        return found is not None and all(a.name in found.attributes for a in node.attribute)
+
     def _write_initializer(self, weight: Weight, name: str) -> None:
         original = weight.original
         if isinstance(original, External):
             tensor = self.proto.initializer.add()
             _describe(tensor, original.tensor, name)
-            self.store.store(tensor, original.data)
+            self.store.store(tensor, _mapped(original.data))
         elif isinstance(original, Initializer):
             self._copy(self.proto.initializer.add(), original.tensor, name)
         else:
-            self._initializer(name, weight.array(), weight.type.dtype)
+            self._initializer(name, weight.array, weight.type)
 
     def _copy(self, target: TensorProto, tensor: TensorProto, name: str) -> None:
         """Copies a tensor that holds its own data, which goes where the store puts it."""
-        if isinstance(self.store, _Inside) or tensor.data_type == TensorProto.STRING:
+        dtype = element_type(tensor.data_type)
+        if isinstance(self.store, _Inside) or dtype is None or dtype is DType.STRING:
             target.CopyFrom(tensor)
             target.name = name
             return
         _describe(target, tensor, name)
-        if tensor.HasField("raw_data"):
-            self.store.store(target, memoryview(tensor.raw_data))
-        else:
-            self._fill(target, array_of(tensor), DType(tensor.data_type), name)
+        self.store.store(target, _bytes_of(lambda: array_of(tensor), TensorType(dtype, tuple(tensor.dims))))
 
-    def _initializer(self, name: str, array: Array, dtype: DType) -> None:
+    def _initializer(self, name: str, load: Callable[[], Array], type: TensorType) -> None:
+        """Writes the array that `load` gives; it is asked for when its bytes are written and not kept."""
         self.written.add(name)
-        self._fill(self.proto.initializer.add(), array, dtype, name)
-
-    def _fill(self, target: TensorProto, array: Array, dtype: DType, name: str) -> None:
-        fill_tensor(target, array, dtype, name)
-        if isinstance(self.store, _Outside) and target.HasField("raw_data"):
-            data = memoryview(target.raw_data)
-            target.ClearField("raw_data")
-            self.store.store(target, data)
+        tensor = self.proto.initializer.add()
+        if type.dtype is DType.STRING:
+            fill_tensor(tensor, load(), type.dtype, name)
+            return
+        tensor.name, tensor.data_type = name, type.dtype.value
+        tensor.dims[:] = type.static_shape
+        self.store.store(tensor, _bytes_of(load, type))
 
     def _write_constant(self, original: ConstantNode, name: str) -> None:
         node = NodeProto()
@@ -373,8 +410,8 @@ class _Writer:
         if original.data is not None:
             target.ClearField("t")
             _describe(target.t, said.t, said.t.name)
-            self.store.store(target.t, original.data)
-        elif isinstance(self.store, _Outside) and said.HasField("t"):
+            self.store.store(target.t, _mapped(original.data))
+        elif not isinstance(self.store, _Inside) and said.HasField("t"):
             target.ClearField("t")
             self._copy(target.t, said.t, said.t.name)
         self._append(node, self.node_names.prefer([node.name], node.name) if node.name else "")
@@ -414,7 +451,7 @@ class _Writer:
                 return self._weight(weight)
         if key not in self.literals:
             self.literals[key] = self.names.fresh("constant")
-            self._initializer(self.literals[key], array, dtype)
+            self._initializer(self.literals[key], lambda: array, TensorType(dtype, array.shape))
         return self.literals[key]
 
     # ── the rest of the model ────────────────────────────────────────────────────────────────────────────────────
@@ -493,6 +530,14 @@ def written_nodes(graph: Graph, folded: set[Node]) -> list[Node]:
     return [node for node in graph.nodes if node in live]
 
 
+def _mapped(data: memoryview) -> Held:
+    return Held(len(data), lambda: data)
+
+
+def _bytes_of(load: Callable[[], Array], type: TensorType) -> Held:
+    return Held(bytes_needed(type), lambda: array_bytes(load(), type.dtype))
+
+
 def _describe(target: TensorProto, tensor: TensorProto, name: str) -> None:
     """Says of `target` everything that `tensor` says but its data."""
     target.name, target.data_type = name, tensor.data_type
@@ -527,12 +572,17 @@ def _weight_bytes(weight: Weight) -> int:
     return bytes_needed(weight.type)
 
 
-def export(graph: Graph, *, fold_limit: int = SLACK) -> ModelProto:
-    """`graph` as an ONNX model in memory, in the opset of the file it came from (ONNX 21 for graphs built by hand).
+def export(graph: Graph, *, opset: int | None = None, fold_limit: int = SLACK) -> ModelProto:
+    """`graph` as an ONNX model in memory, in `opset`, or that of the file it came from (ONNX 21 if built by hand).
 
-    `fold_limit` is how many bytes a rewrite's operator on weights may add when it is replaced by its result. Raises
-    `ModelError` where the opset cannot say what the graph does, and above 2 GB, which protobuf cannot hold.
+    `fold_limit` is how many bytes an operator on weights may add when it is replaced by its result. Raises `ModelError`
+    where the opset cannot say what the graph does, and above 2 GB, which protobuf cannot hold.
     """
+    if opset is not None and checked_opset(opset) != graph.info.opset:
+        same = respelled(graph, opset)
+        return converted(export(graph, fold_limit=fold_limit), opset) if same is None else export(
+            same, fold_limit=fold_limit
+        )
     size = stored_bytes(graph, fold_limit)
     if size > LIMIT:
         raise ModelError(
@@ -542,19 +592,23 @@ def export(graph: Graph, *, fold_limit: int = SLACK) -> ModelProto:
 
 
 def save(
-    graph: Graph, path: str | os.PathLike[str], *, fold_limit: int = SLACK, external_data: bool | None = None
-) -> None:
+    graph: Graph, path: str | os.PathLike[str], *, opset: int | None = None, fold_limit: int = SLACK,
+    external_data: bool | None = None,
+) -> None:  # fmt: skip
     """Writes `graph` to the ONNX file `path`; large tensors go to `path`.data beside it above 2 GB, or if asked for.
 
-    The file appears whole or not at all. Raises `ModelError` where the graph or the file cannot be written.
+    The file appears whole or not at all; `opset` and `fold_limit` are those of `export`. Weights are written one by
+    one, and from mapped files without a copy. Raises `ModelError` where the graph or the file cannot be written.
     """
+    if opset is not None and checked_opset(opset) != graph.info.opset:
+        graph = respelled(graph, opset) or load(export(graph, opset=opset, fold_limit=fold_limit))
     target = os.path.abspath(os.fspath(path))
     outside = external_data if external_data is not None else stored_bytes(graph, fold_limit) > LIMIT
     try:
         if outside:
             _save_in_two(graph, target, fold_limit)
         else:
-            _replace(target, export(graph, fold_limit=fold_limit).SerializeToString())
+            _save_in_one(graph, target, fold_limit)
     except OSError as error:
         raise ModelError(f"'{target}' cannot be written: {error.strerror or error}") from error
 
@@ -573,9 +627,12 @@ def _save_in_two(graph: Graph, target: str, fold_limit: int) -> None:
             os.replace(model_name, target)
 
 
-def _replace(target: str, data: bytes) -> None:
+def _save_in_one(graph: Graph, target: str, fold_limit: int) -> None:
+    store = _Later()
+    skeleton = _Writer(graph, fold_limit, store).run().SerializeToString()
     with _temporary(target) as (file, name):
-        file.write(data)
+        for part in spliced(skeleton, store.mark, store.held):
+            file.write(part)
         _finish(file)
         os.replace(name, target)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Mapping
 from typing import TypeVar, Union
@@ -35,6 +36,7 @@ from taso.graph.onnx_weights import (
     sparse_weight,
     tensor_weight,
 )  # fmt: skip
+from taso.graph.onnx_wire import Malformed, cut
 from taso.graph.operator import ONNX_NAMES, AttrValue, Operator, Unmodelled, Weight
 from taso.graph.ops import opaque
 from taso.graph.types import DType, TensorType
@@ -52,8 +54,8 @@ def load(source: Source, *, graph_class: type[GraphType] = Graph) -> GraphType: 
 
     Raises `ModelError` for what is no valid model, `InputNotFoundError` where a node reads what nothing computes.
     """
-    model, what, folder = _parse(source)
-    files = ExternalFiles(folder)
+    model, what, folder, own = _parse(source)
+    files = ExternalFiles(folder, own)
     graph = graph_class()
     try:
         _Importer(graph, prepare(model, what, files), files, what).run()
@@ -64,21 +66,32 @@ def load(source: Source, *, graph_class: type[GraphType] = Graph) -> GraphType: 
     return graph
 
 
-def _parse(source: Source) -> tuple[ModelProto, str, str | None]:
-    """The model, how to call it in messages, and the folder where its data files lie."""
+MAPPED = 1 << 26
+"""Bytes of a file from which on the large tensors in it are mapped into memory and not read."""
+
+
+def _parse(source: Source) -> tuple[ModelProto, str, str | None, memoryview | None]:
+    """The model, how to call it in messages, the folder where its data files lie, and its own bytes if mapped."""
     if isinstance(source, ModelProto):
         model = ModelProto()
         model.CopyFrom(source)
-        return model, "the given model", None
+        return model, "the given model", None, None
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _decoded(bytes(source), "the given data"), "the given data", None
+        return _decoded(bytes(source), "the given data"), "the given data", None, None
     path = os.fspath(source)
+    own: memoryview | None = None
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            if os.fstat(file.fileno()).st_size >= MAPPED:
+                own = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                data = cut(own)
+            else:
+                data = file.read()
     except OSError as error:
         raise ModelError(f"'{path}' cannot be read: {error.strerror}") from error
-    return _decoded(data, f"'{path}'"), f"'{path}'", os.path.dirname(os.path.abspath(path))
+    except Malformed as error:
+        raise ModelError(f"'{path}' is not an ONNX model, or it is truncated ({error})") from error
+    return _decoded(data, f"'{path}'"), f"'{path}'", os.path.dirname(os.path.abspath(path)), own
 
 
 def _decoded(data: bytes, what: str) -> ModelProto:

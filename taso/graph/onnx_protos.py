@@ -228,16 +228,21 @@ def tensor_proto(array: Array, dtype: DType, name: str) -> TensorProto:
 
 
 def fill_tensor(proto: TensorProto, array: Array, dtype: DType, name: str) -> None:
-    """Makes `proto` the tensor `array` of element type `dtype`; the values are copied once."""
+    """Makes `proto` the tensor `array` of element type `dtype`."""
     proto.name, proto.data_type = name, dtype.value
     proto.dims[:] = array.shape
     if dtype is DType.STRING:
         proto.string_data.extend(s if isinstance(s, bytes) else str(s).encode() for s in array.reshape(-1).tolist())
         return
-    held = array.astype(dtype.numpy, copy=False)
+    proto.raw_data = array_bytes(array, dtype).tobytes()
+
+
+def array_bytes(array: Array, dtype: DType) -> memoryview:
+    """The bytes of `array` as files hold elements of type `dtype`: those of the array itself where it lies so."""
+    held = np.ascontiguousarray(array.astype(dtype.numpy, copy=False)).reshape(-1)
     if dtype in BITS:
         held = _packed(held, BITS[dtype])
-    proto.raw_data = (held if _LITTLE else held.byteswap()).tobytes()
+    return (held if _LITTLE else held.byteswap()).view(np.uint8).data
 
 
 def _packed(array: Array, bits: int) -> NDArray[np.uint8]:

@@ -65,17 +65,20 @@ class Filled:
 class ExternalFiles:
     """The files beside a model that hold its tensors' bytes; each is mapped once and stays mapped while in use.
 
-    Paths must stay inside `folder` (ONNX's ExternalData.md), also after following links.
+    Paths must stay inside `folder` (ONNX's ExternalData.md), also after following links. `own` are the bytes of the
+    model's file itself, where tensors without a file name were cut out of it.
     """
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, own: memoryview | None = None) -> None:
         self._folder = folder
+        self._own = own
         self._mapped: dict[str, memoryview] = {}
 
     def bytes_of(self, tensor: TensorProto) -> memoryview:
         """The bytes of `tensor`; raises `ModelError` where they are not there as it says."""
         said = {e.key: e.value for e in tensor.external_data}
-        whole = self._map(said.get("location", ""), tensor.name)
+        location = said.get("location", "")
+        whole = self._own if self._own is not None and not location else self._map(location, tensor.name)
         offset = _whole_number(said.get("offset", "0"), "offset", tensor.name)
         stop = len(whole)
         if "length" in said:

@@ -92,8 +92,18 @@ def has_nan_weights(graph: Graph) -> bool:
 
 
 def _has_nan(value: Value) -> bool:
-    # weight by weight, without a copy of a large one
-    return value.type.dtype.is_float and bool(np.isnan(constant_value(value)).any())
+    # weight by weight, and a large one part by part
+    if not value.type.dtype.is_float:
+        return False
+    array = constant_value(value)
+    if not any(array.strides):
+        return bool(np.isnan(array[(slice(0, 1),) * array.ndim]).any())
+    flat = array.reshape(-1)
+    return any(bool(np.isnan(flat[start : start + _PART]).any()) for start in range(0, flat.size, _PART))
+
+
+_PART = 1 << 22
+"""Elements that are looked at together."""
 
 
 def compare(

@@ -132,10 +132,11 @@ def random_array(operand: Operand, seed: int) -> Array:
     if not dtype.is_float:
         return generator.integers(0, 2, shape).astype(dtype.numpy)
     values = generator.standard_normal(shape, np.float32)
-    if operand.constant:
-        fan_in = math.prod(shape[1:])
-        values = np.abs(values) + np.float32(0.5) if len(shape) < 2 else values / np.float32(math.sqrt(max(fan_in, 1)))
-    return values.astype(dtype.numpy)
+    if operand.constant and len(shape) < 2:
+        values = np.abs(values) + np.float32(0.5)
+    elif operand.constant:
+        values /= np.float32(math.sqrt(max(math.prod(shape[1:]), 1)))
+    return values.astype(dtype.numpy, copy=False)
 
 
 def _bound(kernel: Kernel, layouts: Layouts) -> list[tuple[Call, object]]:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from pathlib import Path
 
@@ -334,9 +335,28 @@ def _installed_files() -> Iterator[Path]:
 
 def _load(path: str) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(path)
+        with _short_spin():
+            return ctypes.CDLL(path)
     except OSError as error:
         raise BackendUnavailable(explain_load_error(path, str(error))) from error
+
+
+_SPIN_COUNT = "10000"
+"""How often a thread of GNU OpenMP looks before it sleeps: longer than between two kernels of a graph, and short enough
+that on a busy machine a waiting thread soon gives its core to the one that it waits for."""
+
+
+@contextmanager
+def _short_spin() -> Iterator[None]:
+    """GNU OpenMP reads its settings when it is loaded; what the user has set stands."""
+    if any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
 
 
 def explain_load_error(path: str, message: str) -> str:

@@ -50,7 +50,9 @@ def _check_scale(x: TensorType, scale: TensorType, attrs: Attrs, op: str) -> Non
 
 
 def _check_zero(types: Types, op: str) -> None:
-    if is_given(types, 2) and present(types, 2, op).dims != present(types, 1, op).dims:
+    if not is_given(types, 2) or all(present(types, i, op).dims in ((), (1,)) for i in (1, 2)):
+        return
+    if present(types, 2, op).dims != present(types, 1, op).dims:
         raise ShapeError(f"{op}: the zero point {types[2]} must have the shape of the scale {types[1]}")
 
 

@@ -138,7 +138,9 @@ def _activation(name: str, lists: list[list[float]], clip: AttrValue) -> Activat
 Step = Callable[[Floats, list[Floats]], list[Floats]]
 
 
-def _along(x: Floats, lengths: NDArray[np.int64], states: list[Floats], step: Step, reverse: bool) -> tuple[Floats, list[Floats]]:
+def _along(
+    x: Floats, lengths: NDArray[np.int64], states: list[Floats], step: Step, reverse: bool
+) -> tuple[Floats, list[Floats]]:
     """All states h, and the last of every state, of one direction over x (time × batch × features)."""
     seen = np.zeros((x.shape[0], *states[0].shape), np.float64)
     for t in reversed(range(x.shape[0])) if reverse else range(x.shape[0]):

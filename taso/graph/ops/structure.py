@@ -11,16 +11,27 @@ from taso.graph.index import Meaning
 from taso.graph.operator import (
     REQUIRED,
     Attrs,
+    AttrValue,
     FileNode,
     Operator,
     Reading,
+    Required,
     Spelling,
     Trait,
     Types,
     Unmodelled,
     register,
 )  # fmt: skip
-from taso.graph.ops.common import broadcast_read, one_output, only_attributes, output_loops, present, single_axes
+from taso.graph.ops.common import (
+    broadcast_read,
+    element_type,
+    one_output,
+    only_attributes,
+    output_loops,
+    present,
+    single_axes,
+    writes_changed,
+)  # fmt: skip
 from taso.graph.types import DType, TensorType, is_static
 
 # ── Input, Weight ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,20 +137,36 @@ def _cast_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
 
 
 def _read_cast(node: FileNode) -> Reading:
-    only_attributes(node, "to")
-    code = node.attrs.get("to")
-    if not isinstance(code, int) or code not in {d.value for d in DType}:
-        raise Unmodelled(f"Cast to the type {code!r}")
-    return Reading({"to": DType(code)}, (0,))
+    only_attributes(node, "to", "saturate", "round_mode")
+    dtype = element_type(node.attrs.get("to"), node.op_type)
+    if dtype is None:
+        raise Unmodelled(f"{node.op_type} to no element type")
+    return Reading({**node.attrs, "to": dtype}, (0,))
+
+
+_CAST: dict[str, AttrValue | Required] = {"to": REQUIRED, "saturate": 1, "round_mode": "up"}
 
 
 CAST = register(
     Operator(
-        "Cast", _cast_type, {"to": REQUIRED}, frozenset({Trait.ELEMENTWISE}), meaning=_cast_meaning,
-        read=_read_cast, since=6,
-        write=lambda attrs, types, opset: Spelling("Cast", {"to": attrs.dtype("to").value}, (0,)),
+        "Cast", _cast_type, _CAST, frozenset({Trait.ELEMENTWISE}), meaning=_cast_meaning, read=_read_cast, since=6,
+        write=writes_changed("Cast", _CAST, {"saturate": 19, "round_mode": 24}),
     )
 )  # fmt: skip
+
+# ── BitCast: the same bits as another element type of as many ────────────────────────────────────────────────────
+
+
+def _bit_cast_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, to = present(types, 0, "BitCast"), attrs.dtype("to")
+    if x.dtype.itemsize != to.itemsize:
+        raise ShapeError(f"BitCast: {x.dtype.name} and {to.name} have elements of different sizes")
+    return (TensorType(to, x.dims),)
+
+
+BIT_CAST = register(
+    Operator("BitCast", _bit_cast_type, {"to": REQUIRED}, read=_read_cast, since=26)
+)
 
 # ── Shape, Size ──────────────────────────────────────────────────────────────────────────────────────────────────
 

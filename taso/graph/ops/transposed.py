@@ -1,9 +1,24 @@
-"""Transposed and deformable convolutions. Their meaning is that of onnx.reference."""
+"""Transposed and deformable convolutions."""
 
 from __future__ import annotations
 
-from taso.graph.errors import ShapeError
-from taso.graph.operator import Attrs, AttrValue, FileNode, Operator, Reading, Spelling, Types, Unmodelled, register
+from collections.abc import Sequence
+
+import numpy as np
+
+from taso.graph.errors import GraphError, ShapeError
+from taso.graph.operator import (
+    Array,
+    Attrs,
+    AttrValue,
+    FileNode,
+    Operator,
+    Reading,
+    Spelling,
+    Types,
+    Unmodelled,
+    register,
+)  # fmt: skip
 from taso.graph.ops.common import (
     is_given,
     only_attributes,
@@ -14,7 +29,7 @@ from taso.graph.ops.common import (
 )  # fmt: skip
 from taso.graph.ops.linear import conv_settings
 from taso.graph.ops.windows import read_window, spatial_sizes
-from taso.graph.types import Dim, TensorType, show_shape
+from taso.graph.types import Dim, DType, TensorType, show_shape
 
 # ── ConvTranspose ────────────────────────────────────────────────────────────────────────────────────────────────
 # weight: input channels × output channels / group × window; pads cut off what the full result has at its ends
@@ -111,15 +126,43 @@ def _write_transposed(attrs: Attrs, types: Types, opset: int) -> Spelling:
     return Spelling("ConvTranspose", full, tuple(range(len(types))))
 
 
+def _transposed(arrays: Sequence[Array | None], attrs: Attrs) -> tuple[Array, ...]:
+    """Adds every input position, times the window, to where the window lies; then cuts the pads off."""
+    x, w, bias = (*arrays, None)[:3]
+    if x is None or w is None:
+        raise GraphError("ConvTranspose needs its inputs 0 and 1")
+    n, groups = x.ndim - 2, attrs.int("group")
+    full = conv_settings(TensorType(DType.FLOAT, w.shape), attrs)
+    strides, pads, dilations = full.ints("strides"), full.ints("pads"), full.ints("dilations")
+    extra = attrs.ints("output_padding") or (0,) * n
+    grouped = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    windows = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+    sizes = [
+        (x.shape[2 + a] - 1) * strides[a] + (w.shape[2 + a] - 1) * dilations[a] + 1 + max(extra[a], 0) for a in range(n)
+    ]
+    total = np.zeros((x.shape[0], groups, w.shape[1], *sizes), np.result_type(x, w))
+    for place in np.ndindex(*w.shape[2:]):
+        part = np.einsum("bgc...,gco->bgo...", grouped, windows[(..., *place)])
+        spots = tuple(
+            slice(k * d, k * d + (size - 1) * s + 1, s)
+            for k, d, s, size in zip(place, dilations, strides, x.shape[2:], strict=True)
+        )
+        total[(..., *spots)] += part
+    whole = total.reshape(x.shape[0], groups * w.shape[1], *sizes)
+    whole = whole[(..., *(slice(pads[a], size - pads[n + a]) for a, size in enumerate(sizes)))]
+    return (whole if bias is None else whole + bias.reshape(-1, *(1,) * n),)
+
+
+# onnx.reference does not know of groups on all ranks (onnx 1.23), so the definition stands here
 CONV_TRANSPOSE = register(
     Operator(
         "ConvTranspose", _transposed_type,
         {"strides": (), "pads": (), "dilations": (), "output_padding": (), "group": 1}, linear=frozenset({0, 1}),
-        arity=(2, 3), read=_read_transposed, write=_write_transposed,
+        arity=(2, 3), read=_read_transposed, write=_write_transposed, compute=_transposed,
     )
 )  # fmt: skip
 
-# ── DeformConv: inputs are data, weight, offsets, bias, mask ─────────────────────────────────────────────────────
+# ── DeformConv, by onnx.reference: inputs are data, weight, offsets, bias, mask ──────────────────────────────────────
 
 
 def _deform_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

@@ -64,13 +64,12 @@ class Trail:
     deadline: float
     decisions: list[_Decision] = field(default_factory=list)
     place: int = 0
-    runs: int = 0
+    memory: dict[object, object] = field(default_factory=dict)
 
     def ways(self) -> Iterator[None]:
         """Once for each way, depth first."""
         while True:
             self.place = 0
-            self.runs += 1
             yield
             while self.decisions and not self.decisions[-1].others:
                 self.decisions.pop()
@@ -95,7 +94,7 @@ class Case:
 
     def __init__(self, trail: Trail) -> None:
         self.trail = trail
-        self.known = Knowledge()
+        self.known = Knowledge(trail.memory)
         self.in_source = True
         self._reals = 0
 

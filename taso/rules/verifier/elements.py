@@ -18,6 +18,8 @@ from taso.rules.verifier.terms import Applied, Bound, Element, Entry, Setting, S
 
 Index = tuple[Poly, ...]
 Part = TypeVar("Part")
+Scope = Mapping[str, tuple[Poly, Poly]]
+"""The position and the extent of each loop."""
 
 # f(f(x)) = f(x), from their definitions: |·|, rounding and sign leave their own values as they are
 _IDEMPOTENT = frozenset({"abs", "floor", "ceil", "round", "sign"})
@@ -56,20 +58,20 @@ class Elements:
             return self._fills[ref] if ref in self._fills else algebra.of(Element(ref, index))
         node = self._nodes[ref.node]
         meaning = node.meanings[ref.output]
-        scope: dict[str, Poly] = {}
+        scope: dict[str, tuple[Poly, Poly]] = {}
         for axis, position in zip(meaning.axes, index, strict=True):
             self._enter(axis, position, scope)
         return self._expression(meaning.body, node, scope)
 
-    def _enter(self, axis: tuple[notation.Loop, ...], position: Poly, scope: dict[str, Poly]) -> None:
+    def _enter(self, axis: tuple[notation.Loop, ...], position: Poly, scope: dict[str, tuple[Poly, Poly]]) -> None:
         """The loops along an axis, last one fastest, where their count is `position`."""
         for loop in reversed(axis[1:]):
             extent = self._case.poly(loop.extent)
             whole = self._divide(position, extent)
-            scope[loop.name] = self._case.known.now(position - extent * whole)
+            scope[loop.name] = self._case.known.now(position - extent * whole), extent
             position = whole
         if axis:
-            scope[axis[0].name] = self._case.known.now(position)
+            scope[axis[0].name] = self._case.known.now(position), self._case.poly(axis[0].extent)
 
     def _divide(self, position: Poly, divisor: Poly) -> Poly:
         """⌊position / divisor⌋, with indices taken apart where that helps."""
@@ -98,7 +100,7 @@ class Elements:
 
     # ── expressions ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _expression(self, expr: notation.Expr, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+    def _expression(self, expr: notation.Expr, node: Placed, scope: Scope) -> Sum:
         if isinstance(expr, notation.Const):
             return self._constant(expr)
         if isinstance(expr, notation.Read):
@@ -120,22 +122,21 @@ class Elements:
         self._case.poly(expr.value.denominator)
         return algebra.number(Poly.number(expr.value))
 
-    def _affine(self, affine: Affine, scope: Mapping[str, Poly]) -> Poly:
+    def _affine(self, affine: Affine, scope: Scope) -> Poly:
         total = self._case.poly(affine.constant)
         for name, coefficient in affine.terms:
-            total = total + self._stepped(scope[name], self._case.poly(coefficient))
+            position, extent = scope[name]
+            total = total + position * self._stepped(extent, self._case.poly(coefficient))
         return self._case.known.now(total)
 
-    def _stepped(self, position: Poly, factor: Poly) -> Poly:
-        """position · factor, where a step that changes nothing is left out: that of an axis as long as the loop."""
+    def _stepped(self, extent: Poly, factor: Poly) -> Poly:
+        """A coefficient; 1 for the step of an axis as long as its loop, which then changes nothing."""
         step = factor.lone_atom
-        if step is not None and step.kind == "step":
-            known, size = self._case.known, step.args[0]
-            if known.nonneg(position) and known.nonneg(size - ONE - position):
-                return position
-        return position * factor
+        if step is not None and step.kind == "step" and self._case.known.zero(step.args[0] - extent):
+            return ONE
+        return factor
 
-    def _read(self, expr: notation.Read, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+    def _read(self, expr: notation.Read, node: Placed, scope: Scope) -> Sum:
         index = tuple(self._affine(a, scope) for a in expr.index)
         if expr.fill == "least":
             raise NotUnderstood("a read that is below every number outside, not directly within a maximum")
@@ -150,7 +151,7 @@ class Elements:
         return ref
 
     def _inside(
-        self, position: int, index: Sequence[Affine], node: Placed, scope: Mapping[str, Poly]
+        self, position: int, index: Sequence[Affine], node: Placed, scope: Scope
     ) -> tuple[Poly, ...]:
         guards: list[Poly] = []
         for affine, size in zip(index, node.shapes[position], strict=True):
@@ -158,7 +159,7 @@ class Elements:
             guards += [g for g in (at, size - ONE - at) if not self._case.known.nonneg(g)]
         return tuple(guards)
 
-    def _flat(self, expr: notation.Flat, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+    def _flat(self, expr: notation.Flat, node: Placed, scope: Scope) -> Sum:
         position = self._affine(expr.offset, scope)
         index: list[Poly] = []
         shape = node.shapes[expr.input]
@@ -170,23 +171,18 @@ class Elements:
         index.extend([position] if shape else [])
         return self._value(self._input(node, expr.input), tuple(map(self._case.known.now, reversed(index))))
 
-    def _pick(self, expr: notation.Pick, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+    def _pick(self, expr: notation.Pick, node: Placed, scope: Scope) -> Sum:
         """The piece that the loop is in; the loop runs no further than the last piece does."""
-        position = scope[expr.loop]
+        position, _ = scope[expr.loop]
         start = ZERO
-        for extent, piece in expr.pieces[:-1]:
-            end = start + self._case.poly(extent)
-            if not self._case.is_nonneg(position - end):
-                return self._piece(expr.loop, piece, start, node, scope)
-            start = end
-        return self._piece(expr.loop, expr.pieces[-1][1], start, node, scope)
-
-    def _piece(
-        self, loop: str, piece: notation.Expr, start: Poly, node: Placed, scope: Mapping[str, Poly]
-    ) -> Sum:
-        inner = {name: self._case.known.now(p) for name, p in scope.items()}
-        inner[loop] = self._case.known.now(scope[loop] - start)
-        return self._expression(piece, node, inner)
+        for number, (extent, piece) in enumerate(expr.pieces, 1):
+            size = self._case.poly(extent)
+            if number == len(expr.pieces) or not self._case.is_nonneg(position - start - size):
+                inner = {name: (self._case.known.now(p), e) for name, (p, e) in scope.items()}
+                inner[expr.loop] = self._case.known.now(position - start), size
+                return self._expression(piece, node, inner)
+            start = start + size
+        raise NotUnderstood("pieces of nothing")
 
     # ── scalar functions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,7 +239,7 @@ class Elements:
 
     # ── sums and extremes over loops ─────────────────────────────────────────────────────────────────────────────
 
-    def _reduce(self, expr: notation.Reduce, node: Placed, scope: Mapping[str, Poly]) -> Sum:
+    def _reduce(self, expr: notation.Reduce, node: Placed, scope: Scope) -> Sum:
         ranges = [(loop.name, self._case.poly(loop.extent)) for loop in expr.loops]
         if expr.kind == "sum":
             return self._over(ranges, scope, (), lambda s, b: self._summed(expr.body, node, s, b))
@@ -255,14 +251,14 @@ class Elements:
         raise NotUnderstood(f"the reduction '{expr.kind}'")
 
     def _over(
-        self, ranges: Sequence[tuple[str, Poly]], scope: Mapping[str, Poly], bound: tuple[Bound, ...],
-        body: Callable[[Mapping[str, Poly], tuple[Bound, ...]], tuple[Part, ...]],
+        self, ranges: Sequence[tuple[str, Poly]], scope: Scope, bound: tuple[Bound, ...],
+        body: Callable[[Scope, tuple[Bound, ...]], tuple[Part, ...]],
     ) -> tuple[Part, ...]:  # fmt: skip
         """What `body` gives over all loops together, taken apart as often as what it reads asks for."""
         if not ranges:
-            return body({n: self._case.known.now(p) for n, p in scope.items()}, bound)
+            return body({n: (self._case.known.now(p), e) for n, (p, e) in scope.items()}, bound)
         (name, extent), rest = ranges[0], ranges[1:]
-        return self._along(extent, ZERO, lambda at, b: self._over(rest, {**scope, name: at}, bound + b, body))
+        return self._along(extent, ZERO, lambda at, b: self._over(rest, {**scope, name: (at, extent)}, bound + b, body))
 
     def _along(
         self, extent: Poly, start: Poly, body: Callable[[Poly, tuple[Bound, ...]], tuple[Part, ...]], tries: int = 0
@@ -306,13 +302,13 @@ class Elements:
         )
 
     def _summed(
-        self, body: notation.Expr, node: Placed, scope: Mapping[str, Poly], bound: tuple[Bound, ...]
+        self, body: notation.Expr, node: Placed, scope: Scope, bound: tuple[Bound, ...]
     ) -> Sum:
         inner = self._expression(body, node, scope)
         return tuple(algebra.Term(t.coefficient, t.bound + bound, t.guards, t.factors) for t in inner)
 
     def _candidates(
-        self, body: notation.Expr, node: Placed, scope: Mapping[str, Poly], bound: tuple[Bound, ...], sign: Poly
+        self, body: notation.Expr, node: Placed, scope: Scope, bound: tuple[Bound, ...], sign: Poly
     ) -> tuple[Entry, ...]:
         guards: tuple[Poly, ...] = ()
         if isinstance(body, notation.Read) and body.fill == "least":

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from taso.rules.verifier.inequalities import impossible
-from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Monomial, Poly, times, without
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Monomial, Poly, show, times, without
 
 _ROUNDS = 3  # steps from what a question speaks of to what may bear on it
 _FACTS = 90  # inequalities that are combined at most
-_DEPTH = 5  # alternatives tried one within the other
+_DEPTH = 12  # alternatives tried one within the other
+_VACUOUS = "vacuous"
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,14 @@ def is_zero(poly: Poly) -> Statement:
 class Knowledge:
     """Atoms and what is known of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: dict[object, object] | None = None) -> None:
+        # answers about sizes alone, by the question with its atoms numbered: the same for each axis of a tensor
+        self._memory: dict[object, object] = {} if memory is None else memory
         self._table: dict[tuple[str, str, tuple[Poly, ...]], Atom] = {}
         self._solved: dict[Atom, Poly] = {}
         self._least: dict[Atom, int] = {}
+        # bounds on atoms that are made of others, which may come to be something else
+        self._bounds: dict[Atom, int] = {}
         self.extents: dict[Atom, Poly] = {}
         self._inequalities: list[Poly] = []
         self._nonzero: list[Poly] = []
@@ -52,8 +57,9 @@ class Knowledge:
     def copy(self) -> Knowledge:
         """The same knowledge, to try an assumption on; the atoms are shared."""
         other = Knowledge.__new__(Knowledge)
-        other._table = self._table
+        other._table, other._memory = self._table, self._memory
         other._solved, other._least = dict(self._solved), dict(self._least)
+        other._bounds = dict(self._bounds)
         other.extents = dict(self.extents)
         other._inequalities, other._nonzero = list(self._inequalities), list(self._nonzero)
         other._rewrites, other._clauses = list(self._rewrites), list(self._clauses)
@@ -201,6 +207,9 @@ class Knowledge:
         return self._quotient(self.now(a), self.now(b), self.nonneg)
 
     def _quotient(self, a: Poly, b: Poly, nonneg: Callable[[Poly], bool]) -> Poly:
+        if b.constant is not None and b.constant < 1:
+            self.contradictory = True
+            return ZERO
         whole, rest = _divided(a, b)
         if not rest.terms:
             return whole
@@ -238,14 +247,28 @@ class Knowledge:
         number = poly.constant
         if number is not None:
             self.contradictory |= number != 0
-        elif not (self._assume_ones(poly) or self._solve(poly)):
+        elif not (self._assume_whole(poly) or self._assume_ones(poly) or self._solve(poly)):
             self._rewrite(poly)
+
+    def _assume_whole(self, poly: Poly) -> bool:
+        """a − b·⌊a / b⌋ = 0: b divides a."""
+        for atom in sorted(poly.atoms, key=lambda a: a.order):
+            if atom.kind == "quotient":
+                a, b = atom.args
+                if a - b * Poly.atom(atom) in (poly, -poly):
+                    self.assume_division(a, b)
+                    return True
+        return False
 
     def assume_division(self, a: Poly, b: Poly) -> None:
         """b, which is at least 1, divides a."""
         a, b = self.now(a), self.now(b)
         least = 1 if self.nonneg(a - ONE) else 0 if self.nonneg(a) else None
-        self.assume_zero(a - b * Poly.atom(self.fresh("size", least)))
+        whole, quotient = Poly.atom(self.fresh("size", least)), self.quotient(a, b).lone_atom
+        if quotient is not None and quotient not in self._solved:
+            self._solved[quotient] = whole
+            self._forget()
+        self.assume_zero(a - b * whole)
 
     def _without_common(self, poly: Poly) -> Poly:
         """Divided by what all terms share and is not 0."""
@@ -295,6 +318,10 @@ class Knowledge:
 
     def _renew(self) -> None:
         """Looks at all facts again after something was learnt."""
+        for atom, least in list(self._bounds.items()):
+            if self._value(atom).lone_atom is not atom:
+                del self._bounds[atom]
+                self.assume_nonneg(Poly.atom(atom) - least)
         old, self._inequalities = self._inequalities, []
         for poly in old:
             self.assume_nonneg(poly)
@@ -312,7 +339,7 @@ class Knowledge:
             monomial = max(found, key=lambda m: (len(m), [a.order for a in m]))
             coefficient = poly.terms[monomial]
             value = (poly - Poly({monomial: coefficient})) * -int(coefficient)
-            if not any(without(m, monomial) is not None for m in value.terms):
+            if not _mentions(value, monomial):
                 self._rewrites.append((monomial, value))
                 self._forget()
                 return
@@ -325,6 +352,8 @@ class Knowledge:
         if number is not None:
             self.contradictory |= number < 0
             return
+        while self._told(poly):
+            poly = poly - ONE
         if self._answered(poly):
             return
         if self._raise_least(poly):
@@ -341,6 +370,8 @@ class Knowledge:
         if atom is None or atom.is_index:
             return False
         self._least[atom] = max(self._least.get(atom, -int(poly.offset)), -int(poly.offset))
+        if atom.args:
+            self._bounds[atom] = self._least[atom]
         self._answers.clear()
         if self.nonneg(Poly.number(self._least[atom]) - Poly.atom(atom)):
             self.assume_zero(Poly.atom(atom) - self._least[atom])
@@ -365,15 +396,13 @@ class Knowledge:
         number = poly.constant
         if number is not None:
             return number == 0
-        if any(self.now(p) in (poly, -poly) for p in self._nonzero):
+        if self._told(poly):
             return False
         if self.nonneg(poly - ONE) or self.nonneg(-poly - ONE):
             return False
         if self.nonneg(poly) and self.nonneg(-poly):
             return True
-        if self._by_cases(poly, lambda k: k.zero(poly) is True):
-            return True
-        return False if self._by_cases(poly, lambda k: k.zero(poly) is False) else None
+        return self._by_cases(poly, lambda k: k.zero(poly))
 
     def nonneg(self, poly: Poly) -> bool:
         """Whether poly ≥ 0 follows."""
@@ -388,17 +417,15 @@ class Knowledge:
     def one_of(self, clause: Clause) -> bool:
         """Whether one of the alternatives, of single statements each, follows."""
         trial = self.copy()
-        for ((statement),) in clause:
+        for (statement,) in clause:
             if statement.equation:
                 trial.assume_nonzero(statement.poly)
             else:
                 trial.assume_nonneg(-statement.poly - ONE)
         if trial.contradictory:
             return True
-        relevant = Poly({}) + ZERO
-        for ((statement),) in clause:
-            relevant = relevant + statement.poly * (len(relevant.terms) + 7)
-        return trial._by_cases(relevant, lambda k: False)
+        # asked as whether 1 = 0, which only holds where there is no case
+        return trial._by_cases(ONE, lambda k: None, {a for (s,) in clause for a in trial.now(s.poly).within}) is True
 
     @property
     def impossible(self) -> bool:
@@ -409,7 +436,11 @@ class Knowledge:
         for poly in (*self._inequalities, *self._nonzero):
             every |= self.now(poly).within
         every |= {a for c in self._clauses for alternative in c for s in alternative for a in s.poly.within}
-        return impossible(self._bearing_on(every, ())) or self._cases_on(every, lambda k: k.contradictory, _DEPTH)
+        if impossible(self._bearing_on(every, ())):
+            return True
+        trial = self.copy()
+        trial._clauses = []
+        return trial._in_cases(self._clauses, lambda k: None, _DEPTH) is _VACUOUS
 
     def _answered(self, poly: Poly) -> bool:
         """poly ≥ 0 by signs and bounds alone."""
@@ -434,14 +465,24 @@ class Knowledge:
             return True
         if any(a not in self._least for a in poly.atoms):
             return False
+        if all(len(m) <= 1 for m in poly.terms):
+            # a negative multiple of what has no upper bound
+            if any(m and c < 0 for m, c in poly.terms.items()):
+                return False
+            return sum(c * (self._least[m[0]] if m else 1) for m, c in poly.terms.items()) >= 0
         shifted = poly.replace({a: Poly.atom(a) + self._least[a] for a in poly.atoms if self._least[a]})
         return all(c >= 0 for c in shifted.terms.values())
 
     def _combined(self, poly: Poly) -> bool:
         """poly ≥ 0 because its contrary contradicts what is known."""
-        if not all(isinstance(c, int) for c in poly.terms.values()):
+        if not all(isinstance(c, int) for c in poly.terms.values()) or self._bounds_alone(poly):
             return False
         return impossible([*self._bearing_on(set(poly.atoms), poly.terms), -poly - ONE])
+
+    def _bounds_alone(self, poly: Poly) -> bool:
+        """Whether nothing but their bounds is known of what a linear polynomial speaks of, so that signs say all."""
+        plain = all(len(m) <= 1 for m in poly.terms) and not any(a.args or a in self.extents for a in poly.atoms)
+        return plain and not any(poly.atoms & self.now(p).within for p in self._inequalities)
 
     def _bearing_on(self, atoms: set[Atom], monomials: Iterable[Monomial]) -> list[Poly]:
         """Inequalities that speak of `atoms`, or of atoms that these speak of, and products of them."""
@@ -489,32 +530,115 @@ class Knowledge:
 
     # ── alternatives ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _by_cases(self, poly: Poly, holds: Callable[[Knowledge], bool], depth: int = _DEPTH) -> bool:
-        return self._cases_on(set(self.now(poly).within), holds, depth)
-
-    def _cases_on(self, atoms: set[Atom], holds: Callable[[Knowledge], bool], depth: int) -> bool:
-        """Whether `holds` in each alternative of a clause that bears on `atoms`."""
-        if depth == 0:
-            return False
-        for place, clause in enumerate(self._clauses):
-            about = {a for alternative in clause for s in alternative for a in self.now(s.poly).within}
-            if about.isdisjoint(atoms):
-                continue
-            return self._each(place, clause, atoms | about, holds, depth - 1)
-        return False
-
-    def _each(
-        self, place: int, clause: Clause, atoms: set[Atom], holds: Callable[[Knowledge], bool], depth: int
-    ) -> bool:
-        for alternative in clause:
+    def _by_cases(
+        self, poly: Poly, outcome: Callable[[Knowledge], bool | None], about: Iterable[Atom] = ()
+    ) -> bool | None:
+        """What `outcome` says alike in all cases that the clauses about `poly` leave; None where it does not."""
+        poly = self.now(poly)
+        clauses = self._clauses_about({*poly.within, *about})
+        if not clauses:
+            return None
+        key = self._question(poly, clauses)
+        if key is None or key not in self._memory:
             trial = self.copy()
-            del trial._clauses[place]
+            trial._clauses = []
+            found = trial._in_cases(clauses, outcome, _DEPTH)
+            answer = True if found is _VACUOUS else found if isinstance(found, bool) else None
+            if key is None:
+                return answer
+            self._memory[key] = answer
+        known = self._memory[key]
+        return known if isinstance(known, bool) else None
+
+    def _question(self, poly: Poly, clauses: Sequence[Clause]) -> object:
+        """The question whether poly = 0 under clauses, apart from names; None where more facts bear on it."""
+        spoken = [poly, *(self.now(s.poly) for c in clauses for alternative in c for s in alternative)]
+        atoms = frozenset[Atom]().union(*(p.within for p in spoken))
+        facts = (*self._inequalities, *self._nonzero, *(Poly({m: 1}) - v for m, v in self._rewrites))
+        if any(a in self.extents for a in atoms) or any(not self.now(f).within.isdisjoint(atoms) for f in facts):
+            return None
+        ordered = sorted(atoms, key=lambda a: a.order)
+        names = {a: f"#{i}" for i, a in enumerate(a for a in ordered if not a.args)}
+        told = tuple(tuple((tuple((show(self.now(s.poly), names), s.equation) for s in alternative))
+                           for alternative in c) for c in clauses)  # fmt: skip
+        bounds = tuple((show(Poly.atom(a), names), self._least.get(a)) for a in ordered)
+        return show(poly, names), told, bounds
+
+    def _clauses_about(self, atoms: set[Atom]) -> list[Clause]:
+        """Clauses that speak of `atoms`, or of atoms that these speak of."""
+        about = {c: {a for alternative in c for s in alternative for a in self.now(s.poly).within}
+                 for c in self._clauses}  # fmt: skip
+        found: list[Clause] = []
+        while True:
+            more = [c for c, spoken in about.items() if c not in found and not spoken.isdisjoint(atoms)]
+            if not more:
+                return found
+            found += more
+            atoms = atoms.union(*(about[c] for c in more))
+
+    def _in_cases(
+        self, clauses: Sequence[Clause], outcome: Callable[[Knowledge], bool | None], depth: int
+    ) -> object:
+        """True, False, None (they differ, or it is not known) or _VACUOUS (no case is possible)."""
+        left = self._propagated(clauses)
+        if left is None:
+            return _VACUOUS
+        answer = outcome(self)
+        if answer is not None or depth == 0 or not left:
+            return answer
+        found: set[object] = set()
+        for alternative in self._alternatives(left):
+            trial = self.copy()
             trial.assume(alternative)
-            if trial.contradictory or impossible(trial._bearing_on(set(atoms), ())):
-                continue
-            if not (holds(trial) or trial._cases_on(atoms, holds, depth)):
-                return False
-        return True
+            part = _VACUOUS if trial.contradictory else trial._in_cases(left, outcome, depth - 1)
+            if part is None:
+                return None
+            found.add(part)
+        found.discard(_VACUOUS)
+        return _VACUOUS if not found else found.pop() if len(found) == 1 else None
+
+    def _propagated(self, clauses: Sequence[Clause]) -> list[Clause] | None:
+        """The clauses that still leave a choice, all others taken as assumptions; None for a contradiction."""
+        left = list(clauses)
+        while True:
+            before, left = left, []
+            for clause in before:
+                alive = [alternative for alternative in clause if not any(map(self._refuted, alternative))]
+                if not alive:
+                    return None
+                if any(all(map(self._certain, alternative)) for alternative in alive):
+                    continue
+                if len(alive) > 1:
+                    left.append(tuple(alive))
+                    continue
+                self.assume(alive[0])
+                if self.contradictory:
+                    return None
+            if len(left) == len(before):
+                return left
+
+    def _alternatives(self, clauses: Sequence[Clause]) -> Clause:
+        """What to tell apart next: whether a size is 1, else the alternatives of a clause."""
+        for clause in clauses:
+            for alternative in clause:
+                for statement in alternative:
+                    size = self.now(statement.poly + ONE)
+                    lone = size.lone_atom
+                    if statement.equation and lone is not None and self._least.get(lone, 0) == 1:
+                        return ((is_zero(size - ONE),), (Statement(size - 2, False),))
+        return clauses[0]
+
+    def _refuted(self, statement: Statement) -> bool:
+        poly = self.now(statement.poly)
+        return self._answered(-poly - ONE) or (statement.equation and (self._answered(poly - ONE) or self._told(poly)))
+
+    def _certain(self, statement: Statement) -> bool:
+        poly = self.now(statement.poly)
+        return not poly.terms if statement.equation else self._answered(poly)
+
+    def _told(self, poly: Poly) -> bool:
+        """Whether it was assumed that poly ≠ 0."""
+        return any(self.now(p) in (poly, -poly) for p in self._nonzero)
 
 
 def _divided(a: Poly, b: Poly) -> tuple[Poly, Poly]:
@@ -542,3 +666,10 @@ def _content(poly: Poly) -> tuple[int, Poly]:
     """The common factor of the coefficients, and what it leaves."""
     factor = math.gcd(*(int(c) for c in poly.terms.values()))
     return factor, Poly({m: int(c) // factor for m, c in poly.terms.items()})
+
+
+def _mentions(poly: Poly, monomial: Monomial) -> bool:
+    """Whether a product is part of a term, here or within an atom."""
+    if any(without(m, monomial) is not None for m in poly.terms):
+        return True
+    return any(_mentions(arg, monomial) for a in poly.atoms for arg in a.args)

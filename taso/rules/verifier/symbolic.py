@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations, permutations
 
 from taso.graph.errors import TasoError
 from taso.graph.operator import Attrs, AttrValue, Operator
@@ -33,7 +33,6 @@ from taso.rules.verifier.facts import is_zero
 from taso.rules.verifier.polynomials import ONE, Poly
 from taso.rules.verifier.terms import Setting, Sum
 
-_LENGTHS = 6  # longest list where the length of a setting is not given by a rank
 _FLAGS = frozenset({
     "keepdims", "ceil_mode", "count_include_pad", "transA", "transB", "flattened", "allowzero",
 })  # fmt: skip
@@ -237,7 +236,7 @@ class SymbolicRule:
         if name == "split":
             return self._sizes(variable, node.n_outputs)
         if name == "shape":
-            return self._sizes(variable, self._case.choose(_LENGTHS + 1))
+            return self._sizes(variable, self._case.choose(self.tensors.most + 1))
         if first is not None:
             return self._by_rank(op, name, first, variable)
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
@@ -255,7 +254,7 @@ class SymbolicRule:
         if name == "perm":
             return self._permutation(rank)
         if name == "axes" and op.name == "Unsqueeze":
-            return self._axes(rank + 1 + self._case.choose(self.tensors.most - rank))
+            return self._new_axes(rank)
         if name == "axes" and op.name != "Slice":
             return self._axes(rank)
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
@@ -265,6 +264,11 @@ class SymbolicRule:
 
     def _permutation(self, rank: int) -> Value:
         every = list(permutations(range(rank)))
+        return every[self._case.choose(len(every))]
+
+    def _new_axes(self, rank: int) -> Value:
+        counts = range(self.tensors.most - rank + 1)
+        every = [axes for count in counts for axes in combinations(range(rank + count), count)]
         return every[self._case.choose(len(every))]
 
     def _axes(self, rank: int) -> Value:
