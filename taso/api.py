@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from taso import doors
 from taso.backends.base import Backend, Executable
 from taso.backends.costs import CostDatabase
 from taso.backends.select import get_backend
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 Array = NDArray[np.generic]
 Tensor = Value
 Source = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
+Loadable = object
+"""A `Source`, or a model of PyTorch or TensorFlow, whose types are not known here."""
 GraphLike = Union["Graph", Source]
 
 
@@ -87,13 +90,22 @@ def new_graph(print_measurements: bool = False) -> Graph:
     return graph
 
 
-def load(path_or_model: Source) -> Graph:
-    """A graph from an ONNX file, the bytes of one, or an `onnx.ModelProto`.
+def load(path_or_model: Loadable, *, example_inputs: object = None, dynamic_shapes: object = None) -> Graph:
+    """A graph from an ONNX file, the bytes of one, or an `onnx.ModelProto`; or from a model of another framework.
 
-    Raises `ModelError` (`InputNotFoundError` where a node reads what nothing makes) naming what is wrong.
+    A `torch.nn.Module` or exported program goes through `torch.onnx`, on `example_inputs`: a tensor, a sequence of
+    tensors or a mapping from names; `dynamic_shapes` is that of `torch.export`. The folder of a TensorFlow SavedModel
+    and a Keras file (`.keras`, `.h5`) go through tf2onnx. Raises `ModelError` (`InputNotFoundError` where a node reads
+    what nothing makes) naming what is wrong, or what has to be installed.
     """
+    if doors.is_pytorch(path_or_model) or doors.is_tensorflow(path_or_model):
+        with doors.onnx_file(path_or_model, example_inputs, dynamic_shapes) as path:
+            return onnx_import.load(path, graph_class=Graph)
     if not isinstance(path_or_model, (str, bytes, os.PathLike, onnx.ModelProto)):
-        raise ModelError(f"expected a path, bytes or an onnx.ModelProto, not {type(path_or_model).__name__}")
+        kind = type(path_or_model).__name__
+        raise ModelError(f"expected a path, bytes, an onnx.ModelProto or a PyTorch module, not {kind}")
+    if example_inputs is not None:
+        raise ModelError("example_inputs is for PyTorch models: an ONNX model says itself what its inputs are")
     return onnx_import.load(path_or_model, graph_class=Graph)
 
 

@@ -64,7 +64,7 @@ def test_every_rule_is_one_that_a_search_takes() -> None:
     assert all(r.certificate.method and r.certificate.command for r in library())
 
 
-@pytest.mark.parametrize("file", sorted((Path(build.__file__).parent / "library").glob("*.rules")), ids=lambda p: p.name)
+@pytest.mark.parametrize("file", sorted(build.FOLDER.glob("*.rules")), ids=lambda path: path.name)
 def test_text_and_packaged_file_hold_the_same_rules(file: Path) -> None:
     written, packaged = read(file), read(file.with_suffix(".pb"))
     assert [(r.id, r.name, r.conditions, r.exactness) for r in written] == [

@@ -42,6 +42,7 @@ from taso.graph.onnx_weights import (
     Initializer,
     Sparse,
     bytes_needed,
+    stored_weight_bytes,
 )  # fmt: skip
 from taso.graph.onnx_wire import Held, spliced
 from taso.graph.operator import Array, Trait, Unspellable, Weight
@@ -104,7 +105,7 @@ def folded_nodes(graph: Graph, fold_limit: int = SLACK) -> set[Node]:
 
 def _foldable(node: Node, opset: int, fold_limit: int) -> bool:
     result = sum(v.type.nbytes for v in node.outputs)
-    if result <= fold_limit + sum(w.type.nbytes for w in _weights_behind(node)):
+    if result <= fold_limit + sum(map(stored_weight_bytes, _weights_behind(node))):
         return True
     try:
         spell(node.op, node.attrs, [v.type if v is not None else None for v in node.inputs], opset)
@@ -114,7 +115,7 @@ def _foldable(node: Node, opset: int, fold_limit: int) -> bool:
 
 
 def _weights_behind(node: Node) -> list[Weight]:
-    """The stored weights that a node's value is computed from; a filled one is stored as its shape."""
+    """The weights that a node's value is computed from."""
     seen: dict[Node, None] = {}
     stack = [node]
     while stack:
@@ -122,8 +123,7 @@ def _weights_behind(node: Node) -> list[Weight]:
         if current not in seen:
             seen[current] = None
             stack.extend(v.node for v in current.inputs if v is not None)
-    weights = [weight_of(n.output) for n in seen if n.op.has(Trait.SOURCE)]
-    return [w for w in weights if not isinstance(w.original, Filled)]
+    return [weight_of(n.output) for n in seen if n.op.has(Trait.SOURCE)]
 
 
 # ── where tensors' bytes go ──────────────────────────────────────────────────────────────────────────────────────
@@ -563,13 +563,7 @@ def stored_bytes(graph: Graph, fold_limit: int = SLACK) -> int:
     total = sum(v.type.nbytes for v in read if v.node in folded)
     weights = [weight_of(v) for v in read if v.node.constant and v.node.op.has(Trait.SOURCE)]
     weights.extend(graph.info.input_defaults.values())
-    return total + sum(_weight_bytes(w) for w in weights)
-
-
-def _weight_bytes(weight: Weight) -> int:
-    if isinstance(weight.original, Filled) or weight.type.other is not None or weight.type.dtype is DType.STRING:
-        return 0
-    return bytes_needed(weight.type)
+    return total + sum(map(stored_weight_bytes, weights))
 
 
 def export(graph: Graph, *, opset: int | None = None, fold_limit: int = SLACK) -> ModelProto:

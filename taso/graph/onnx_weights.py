@@ -155,6 +155,15 @@ def bytes_needed(type: TensorType) -> int:
     return -(-type.size * bits // 8) if bits else type.nbytes
 
 
+def stored_weight_bytes(weight: Weight) -> int:
+    """Bytes that the elements of a weight take in a file: none where it says how to make them."""
+    if isinstance(weight.original, Filled) or weight.type.other is not None or weight.type.dtype is DType.STRING:
+        return 0
+    if isinstance(weight.original, Sparse):
+        return bytes_needed(stated_type(weight.original.tensor.values))
+    return bytes_needed(weight.type)
+
+
 def tensor_weight(tensor: TensorProto, files: ExternalFiles, name: str = "") -> Weight:
     """The weight that an initializer is; raises `ModelError` where data and shape do not fit."""
     data = _checked_data(tensor, files)
@@ -254,7 +263,16 @@ def sparse_weight(sparse: SparseTensorProto, name: str, original: object = None)
     return Weight(type, lambda: _dense(sparse, type), name, original or Sparse(sparse))
 
 
+UNFOLDED = 1 << 31
+"""Bytes that a sparse tensor may take when it is written out."""
+
+
 def _dense(sparse: SparseTensorProto, type: TensorType) -> Array:
+    if type.nbytes > UNFOLDED:
+        raise ModelError(
+            f"the sparse tensor '{sparse.values.name}' of type {type} would take {type.nbytes} bytes written out, more "
+            f"than the limit of {UNFOLDED}"
+        )
     dense = np.zeros(type.static_shape, type.dtype.numpy)
     indices = array_of(sparse.indices)
     place = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dense.shape)

@@ -28,6 +28,8 @@ from taso.search.verify import Timing, compare, programs, race, random_feeds
 log = logging.getLogger(__name__)
 
 ALLOWED = (Exactness.EXACT, Exactness.REASSOCIATES)
+UNFOLDED = 16 << 20
+"""Bytes by which rewrites may make weights grow beyond twice what they were stored in."""
 ADMITTED = (Status.PROVED, Status.BOUNDED, Status.TESTED)
 
 
@@ -141,7 +143,8 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
         graph = _folded(graph, settings, report)
         best = _optimized(graph, settings, report)
     except KeyboardInterrupt:
-        report.decision = "interrupted before anything was found: the original graph"
+        report.decision = "interrupted before a better graph was found and checked: the original graph"
+        report.set_aside, report.rewrites = report.rewrites, []
         best = graph
     report.total_seconds = time.perf_counter() - started
     return best, report
@@ -172,7 +175,7 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     prepared = prepare(graph, settings)
     report.costs_are_measured = settings.backend.measures
     limits = settings.limits
-    limits.constant_bytes = 2 * prepared.state.constant_bytes + (16 << 20)
+    limits.constant_bytes = 2 * prepared.state.constant_bytes + UNFOLDED
     with progress_line(limits.budget, settings.progress) as line:
         outcome = backtrack(
             prepared.state, Matcher(settings.rules), limits, line, settings.check_every_step
@@ -184,10 +187,10 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     try:
         best = to_graph(outcome.best, graph, prepared.classes, type(graph))
         return _decide(graph, best, settings, prepared, outcome, report)
-    except TasoError as error:
+    except (TasoError, MemoryError) as error:
         log.warning("the optimized graph could not be used: %s", error)
         report.decision = f"the optimized graph could not be used ({error}): the original graph"
-        report.rewrites = []
+        report.set_aside, report.rewrites = report.rewrites, []
         return graph
 
 
@@ -252,7 +255,7 @@ def _decide(
         if not check.passed:
             log.warning("the optimized graph is not used: %s", check.reason)
             report.decision = f"the outputs could not be shown equal ({check.reason}): the original graph"
-            report.rewrites = []
+            report.set_aside, report.rewrites = report.rewrites, []
             return graph
     if not settings.never_slower or not settings.backend.measures:
         report.decision = f"{len(report.rewrites)} rewrites, not measured as a whole"
@@ -271,7 +274,7 @@ def _decide(
         f"{len(report.rewrites)} rewrites lower the summed kernel costs, but the whole graph is not measurably faster: "
         "the original graph"
     )
-    report.rewrites = []
+    report.set_aside, report.rewrites = report.rewrites, []
     return graph
 
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from taso.graph.evaluate import constant_value
+from taso.graph.evaluate import constant_value, weight_of
 from taso.graph.graph import Graph, Node, Value
+from taso.graph.onnx_weights import stored_weight_bytes
 from taso.graph.operator import Trait, Weight
 from taso.search.state import State
 from taso.search.store import Entry
@@ -85,7 +86,7 @@ def _weight_bytes(graph: Graph) -> dict[Node, int]:
             beneath[node] = frozenset({node})
         elif node.constant:
             beneath[node] = frozenset().union(*(beneath[v.node] for v in node.inputs if v is not None))
-    return {n: sum(w.output.type.nbytes for w in ws if w.output.type.static) for n, ws in beneath.items()}
+    return {n: sum(stored_weight_bytes(weight_of(w.output)) for w in ws) for n, ws in beneath.items()}
 
 
 @dataclass
@@ -102,7 +103,10 @@ class Rewrite:
 
 @dataclass
 class Report:
-    """What `optimize` did. Times in milliseconds; `measured_*` are whole-graph medians, None where nothing was run."""
+    """What `optimize` did. Times in milliseconds; `measured_*` are whole-graph medians, None where nothing was run.
+
+    `rewrites` lead to the graph that came back; `set_aside` are those that were found and not kept in the end.
+    """
 
     backend: str
     device: str
@@ -117,6 +121,7 @@ class Report:
     kernels_after: int = 0
     shapes_folded: int = 0
     rewrites: list[Rewrite] = field(default_factory=list)
+    set_aside: list[Rewrite] = field(default_factory=list)
     near_misses: list[tuple[str, float]] = field(default_factory=list)
     decision: str = ""
     messages: list[str] = field(default_factory=list)
@@ -148,7 +153,10 @@ class Report:
     def summary(self) -> str:
         """The report as text."""
         lines = [self.decision or "nothing was done"]
-        lines += [f"  {count}× {rule}  (saves {gain:.3f} ms)" for rule, count, gain in self.by_rule()]
+        lines += [f"  {count}× {rule}  (saves {gain:.3f} ms)" for rule, count, gain in by_rule(self.rewrites)]
+        if self.set_aside:
+            lines.append("found and not kept:")
+            lines += [f"  {count}× {rule}  ({gain:.3f} ms)" for rule, count, gain in by_rule(self.set_aside)]
         kind = "measured kernels" if self.costs_are_measured else "a formula, not measured"
         lines.append(
             f"cost ({kind}): {self.cost_before:.3f} → {self.cost_after:.3f} ms, "
@@ -170,17 +178,21 @@ class Report:
             + (f"; stopped by {self.stopped}" if self.stopped else "")
         )
         if not self.rewrites and self.near_misses:
+            closest: dict[str, float] = {}
+            for rule, change in self.near_misses:
+                closest.setdefault(rule, change)
             lines.append("closest rewrites that did not pay:")
-            lines += [f"  +{change:.3f} ms  {rule}" for rule, change in self.near_misses[:5]]
+            lines += [f"  +{change:.3f} ms  {rule}" for rule, change in list(closest.items())[:5]]
         lines += self.messages
         return "\n".join(lines)
 
-    def by_rule(self) -> list[tuple[str, int, float]]:
-        """(equation, times taken, milliseconds saved) for each rule, the most useful first."""
-        found: dict[str, tuple[int, float]] = {}
-        for rewrite in self.rewrites:
-            count, gain = found.get(rewrite.rule, (0, 0.0))
-            found[rewrite.rule] = (count + 1, gain + rewrite.gain_ms)
-        return sorted(((r, c, g) for r, (c, g) in found.items()), key=lambda t: (-t[2], t[0]))
-
     __str__ = summary
+
+
+def by_rule(rewrites: Sequence[Rewrite]) -> list[tuple[str, int, float]]:
+    """(equation, times taken, milliseconds saved) for each rule, the most useful first."""
+    found: dict[str, tuple[int, float]] = {}
+    for rewrite in rewrites:
+        count, gain = found.get(rewrite.rule, (0, 0.0))
+        found[rewrite.rule] = (count + 1, gain + rewrite.gain_ms)
+    return sorted(((r, c, g) for r, (c, g) in found.items()), key=lambda t: (-t[2], t[0]))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from taso.backends.lowering import PLAIN, Group, Kernel, Lowering, Operand, is_free, is_view
 from taso.graph.errors import SearchError
+from taso.graph.onnx_weights import Filled
 from taso.graph.operator import Array, Attrs, Operator, Trait, Weight
 from taso.graph.types import TensorType
 from taso.search.costs import CostModel
@@ -293,9 +294,12 @@ def _outputs_hash(view: StateView, outputs: Sequence[int]) -> int:
 
 
 def _folded_bytes(view: StateView, value: int) -> int:
-    """Bytes of a constant that run-time nodes read."""
+    """Bytes of a constant that run-time nodes read; 0 of one that a file holds as a shape and an element."""
     store = view.setting.store
     if not store.class_constant[value]:
+        return 0
+    weight = store.entries[view.producer(value)].attrs.get("data")
+    if isinstance(weight, Weight) and isinstance(weight.original, Filled):
         return 0
     if not any(not store.entries[n].constant for n in view.consumers(value)):
         return 0

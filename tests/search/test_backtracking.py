@@ -67,8 +67,9 @@ def test_a_budget_of_zero_gives_the_original_back(formula_backend: FormulaBacken
 @pytest.mark.parametrize(
     "settings, word",
     [
-        ({"budget": -1}, "budget"), ({"budget": 1.5}, "budget"), ({"budget": "many"}, "budget"), ({"alpha": 0.99}, "alpha"),
-        ({"alpha": float("nan")}, "alpha"), ({"alpha": "1.05"}, "alpha"), ({"time_limit": -1}, "time limit"),
+        ({"budget": -1}, "budget"), ({"budget": 1.5}, "budget"), ({"budget": "many"}, "budget"),
+        ({"alpha": 0.99}, "alpha"), ({"alpha": float("nan")}, "alpha"),
+        ({"alpha": "1.05"}, "alpha"), ({"time_limit": -1}, "time limit"),
         ({"time_limit": "soon"}, "time limit"), ({"backend": "cuda!"}, "cuda!"),
         ({"exactness": ["close"]}, "close"), ({"exactness": "exact"}, "exactness"),
         ({"rules": "/nowhere/at/all.pb"}, "/nowhere/at/all.pb"), ({"input_shapes": {"nobody": (1,)}}, "nobody"),
@@ -149,8 +150,8 @@ def distinct(layers: int = 6) -> taso.Graph:
     graph = taso.new_graph()
     x = graph.new_input(dims=(64, 32))
     for i in range(layers):
-        inner, outer = 64 + i, 32 + i
-        x = graph.matmul(graph.matmul(x, graph.new_weight(dims=(x.dim(1), inner))), graph.new_weight(dims=(inner, outer)))
+        for columns in (64 + i, 32 + i):
+            x = graph.matmul(x, graph.new_weight(dims=(x.dim(1), columns)))
         x = graph.tanh(x)
     return graph
 
@@ -186,6 +187,19 @@ def test_an_interrupt_while_matches_are_looked_for_gives_the_best_so_far(monkeyp
     best = optimized(graph, FormulaBackend())
     assert best.report.stopped == "interrupted" and best.report.changed
     assert_same_outputs(graph, best)
+
+
+def test_an_interrupt_while_outputs_are_compared_gives_the_original_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, formula_backend: FormulaBackend
+) -> None:
+    def interrupted(*args: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "compare", interrupted)
+    graph = redundant()
+    best = optimized(graph, formula_backend)
+    assert not best.report.changed and "interrupted" in best.report.decision
+    assert len(best.operators) == len(graph.operators)
 
 
 class Failing(FormulaBackend):
@@ -304,8 +318,11 @@ def test_the_result_does_not_depend_on_what_was_optimized_before(formula_backend
 # ── a rule that is false ─────────────────────────────────────────────────────────────────────────────────────────
 
 FALSE = {
-    "concat-order": ("MatMul(x, a) | MatMul(x, b) => Split(MatMul(x, Concat(b, a, axis=1)), axis=1, split=(dim(a, 1), dim(b, 1)))"
-                     "\n where is_weight(a) and is_weight(b)"),
+    "concat-order": (
+        "MatMul(x, a) | MatMul(x, b) => "
+        "Split(MatMul(x, Concat(b, a, axis=1)), axis=1, split=(dim(a, 1), dim(b, 1)))\n"
+        " where is_weight(a) and is_weight(b)"
+    ),
     "factor-dropped": "Mul(MatMul(x, w), c) => MatMul(x, w)\n where is_weight(c)",
     "branch-dropped": "Sub(MatMul(x, w), c) => MatMul(x, w)",
     "transposed": "Transpose(Transpose(x, perm=p), perm=q) => x",

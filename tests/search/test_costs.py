@@ -17,9 +17,9 @@ import taso
 from taso import api
 from taso.backends.costs import CostDatabase, cache_folder
 from taso.backends.lowering import Kernel
+from taso.rules.collection import library
 from taso.search import optimize as search
 from taso.search.optimize import Settings, usable
-from taso.rules.collection import library
 
 ROOT = Path(__file__).parents[2]
 

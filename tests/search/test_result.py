@@ -13,7 +13,16 @@ from hypothesis import given
 from models import model
 from onnx import ModelProto, numpy_helper
 from searching import (
-    FUZZ, ROUNDED, SEEDS, FormulaBackend, planted_graph, prepared, random_graph, random_inputs, rule, run_unoptimized,
+    FUZZ,
+    ROUNDED,
+    SEEDS,
+    FormulaBackend,
+    planted_graph,
+    prepared,
+    random_graph,
+    random_inputs,
+    rule,
+    run_unoptimized,
 )  # fmt: skip
 
 import taso
@@ -24,7 +33,7 @@ from taso.graph.operator import Weight
 from taso.graph.ops.elementwise import ADD
 from taso.graph.ops.movement import TILE
 from taso.graph.types import DType, TensorType
-from taso.search.result import Report, fold, to_graph
+from taso.search.result import Report, by_rule, fold, to_graph
 from taso.search.verify import relative_error
 
 NAMED = """branches (float[1, 4, 6, 6] image) => (float[1, 4, 6, 6] merged, float[1, 4, 6, 6] left)
@@ -182,7 +191,7 @@ def test_rewrites_of_one_rule_are_counted_together(formula_backend: FormulaBacke
     graph = taso.new_graph()
     x = graph.new_input(dims=(2, 3))
     graph.relu(graph.transpose(graph.tanh(graph.transpose(graph.sigmoid(x), (0, 1))), (0, 1)))
-    (line,) = report_of(optimized(graph, formula_backend)).by_rule()
+    (line,) = by_rule(report_of(optimized(graph, formula_backend)).rewrites)
     assert line[0] == "Transpose(x, perm=p) => x" and line[1] == 2
 
 

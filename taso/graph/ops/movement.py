@@ -307,8 +307,6 @@ def reshaped(x: TensorType, target: Sequence[int], allowzero: bool = False) -> S
 
 
 def _left_over(total: Dim, known: Dim, x: TensorType, target: Sequence[int]) -> Dim:
-    if known == 1:
-        return total
     quotient = divide_exactly(total, known)
     if quotient is None:
         raise ShapeError(f"Reshape: {x} does not divide into {tuple(target)}")
