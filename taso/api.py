@@ -165,12 +165,13 @@ def optimize(
 ) -> Graph:
     """The fastest graph found that computes what `graph` computes; `best.report` says how it came about.
 
-    `alpha` and `budget` are TASO's: a candidate is kept while its cost is below `alpha` times the best, and `budget`
-    bounds the graphs taken off the queue. `rules` are a file, a `Rule` or a list of such instead of the packaged
-    library. `time_limit` is in seconds. `input_shapes` gives the shapes to measure at where they are symbolic; with
-    `freeze` the result is for these shapes alone, and its inputs, outputs and value infos say so.
-    `verify` compares outputs with the original's on random inputs; `never_slower` ends with a measurement of both whole
-    graphs and gives the original back unless the best is faster. `graph` itself is never changed.
+    `alpha` and `budget` are TASO's: a candidate is kept while its cost is below `alpha` times the best, and
+    `budget` bounds the graphs taken off the queue. `rules` are a file, a `Rule` or a list of such instead of the
+    packaged library. `time_limit` bounds measuring and search together, in seconds; the final comparison comes on
+    top. `input_shapes` gives the shapes to measure at where they are symbolic; with `freeze` the result is for
+    these shapes alone, and its inputs, outputs and value infos say so. `verify` compares outputs with the
+    original's on random inputs; `never_slower` ends with a measurement of both whole graphs and gives the original
+    back unless the best is faster. `graph` itself is never changed.
 
     Raises `SearchError` for settings that make no sense, `ModelError` for a model that cannot be read.
     """

@@ -81,8 +81,9 @@ class TasoBackend(Backend):
         name, budget = kwargs.pop("backend", cls.backend), kwargs.pop("budget", cls.budget)
         threads = kwargs.pop("threads", None)
         _refuse(kwargs)
-        if not isinstance(name, str) or not isinstance(budget, int) or not (threads is None or isinstance(threads, int)):
-            raise TasoError(f"backend={name!r}, budget={budget!r}, threads={threads!r}: a name and two numbers are meant")
+        if not (isinstance(name, str) and isinstance(budget, int) and isinstance(threads, (int, type(None)))):
+            given = f"backend={name!r}, budget={budget!r}, threads={threads!r}"
+            raise TasoError(f"{given}: the backend is a name, the others are numbers")
         if not cls.supports_device(device):
             raise BackendUnavailable(f"taso's ONNX backend runs on the device 'CPU', not on {device!r}")
         graph = api.optimize(
@@ -154,11 +155,14 @@ def _model_of(node: NodeProto, given: Mapping[str, object], opset: int) -> Model
 
 
 def _type_of(value: object) -> TypeProto:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         code = helper.np_dtype_to_tensor_dtype(np.dtype(object) if value.dtype.kind in "US" else value.dtype)
         return helper.make_tensor_type_proto(code, value.shape)
     if isinstance(value, (list, tuple)) and value:
-        return helper.make_sequence_type_proto(_type_of(value[0]))
+        element = _type_of(value[0])
+        # the elements of a sequence need not have one shape
+        element.tensor_type.ClearField("shape")
+        return helper.make_sequence_type_proto(element)
     raise InputError(f"the type of the input {value!r} is not known; give an array, or a list of arrays")
 
 

@@ -404,7 +404,7 @@ def is_view(kernel: Kernel) -> bool:
     of such a Concat are computed in place; one that cannot be (it already lies inside something else) is copied.
     """
     step = kernel.anchor
-    if step is None or len(kernel.steps) != 1:
+    if step is None or len(kernel.steps) != 1 or not kernel.operands or not kernel.results:
         return False
     operand, result = kernel.operands[0], kernel.results[0]
     if step.op.has(Trait.IDENTITY):
@@ -534,30 +534,30 @@ def lower(graph: Graph, lowering: Lowering) -> Plan:
 
 
 def flops(kernel: Kernel) -> float:
-    """Multiplications and additions of a kernel, roughly: what a formula can say of its time."""
+    """Multiplications and additions of a kernel, roughly: what a formula can say of its time. A symbol counts as 1."""
     total = 0.0
     for step in kernel.steps:
-        out = kernel.results[0].type
-        size = float(out.size) if out.static else 1.0
+        size = _product(kernel.results[0].type.shape or ()) if kernel.results else 1.0
         if step.op.name == "Conv":
             weight = _input_shape(kernel, step, 1)
             total += 2 * size * _product(weight[1:])
         elif step.op.name in ("MatMul", "Gemm"):
             left = _input_shape(kernel, step, 0)
-            total += 2 * size * float(left[0] if step.op.name == "Gemm" and step.attrs.int("transA") else left[-1])
+            inner = left[0] if step.op.name == "Gemm" and step.attrs.int("transA") else left[-1]
+            total += 2 * size * _product((inner,))
         else:
             total += size
     return total
 
 
-def _input_shape(kernel: Kernel, step: Step, position: int) -> tuple[int, ...]:
+def _input_shape(kernel: Kernel, step: Step, position: int) -> Shape:
     reference = step.inputs[position]
     if reference is None or reference < 0:
-        return kernel.results[0].type.static_shape
-    return kernel.operands[reference].type.static_shape
+        return kernel.results[0].type.dims
+    return kernel.operands[reference].type.dims
 
 
-def _product(shape: Shape | tuple[int, ...]) -> float:
+def _product(shape: Shape) -> float:
     result = 1.0
     for d in shape:
         result *= float(d) if isinstance(d, int) else 1.0

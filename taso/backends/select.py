@@ -21,7 +21,11 @@ def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Bac
     "auto" is oneDNN where its library loads, else the reference; the log says which and why. Raises `BackendError`
     for a name that is none, `BackendUnavailable` where the backend's library is missing.
     """
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise BackendError(f"the number of threads must be a whole number of at least 1, not {threads!r}")
     if not isinstance(name, str):
+        if not hasattr(name, "compile"):
+            raise BackendError(f"a backend is a name or an object with a backend's methods, not {name!r}")
         return name
     if name == "auto":
         return _automatic(threads)

@@ -134,8 +134,8 @@ def _by_reference(
     if op.has(Trait.MOVES_DATA) and len(floats) == 1 and not op.has(Trait.OPAQUE):
         held = [t if a is None or t is None else _held(t, a) for t, a in zip(types, arrays, strict=True)]
         return onnx_reference.run(op, attrs, held, op.types_of(held, attrs), arrays)
-    if op.has(Trait.OPAQUE):
-        # its bodies and attributes speak of the declared types
+    if op.has(Trait.OPAQUE) or op.has(Trait.TYPED):
+        # bodies, attributes or the operator itself speak of the declared types
         rounded = [a if a is None or t is None else _declared(a, t) for a, t in zip(arrays, types, strict=True)]
         return tuple(map(_widened, onnx_reference.run(op, attrs, types, results, rounded)))
     doubled = [t if t is None or not t.dtype.is_float else TensorType(DType.DOUBLE, t.shape) for t in types]

@@ -78,10 +78,15 @@ class Flat:
 
 @dataclass(frozen=True)
 class Inside:
-    """1 where `index` lies inside input number `input`, else 0."""
+    """1 where `index` lies inside input number `input`, else 0; `input` None stands for a tensor of one element."""
 
-    input: int
+    input: int | None
     index: tuple[Affine, ...]
+
+
+def same(*pairs: tuple[Affine, Affine]) -> Inside:
+    """1 where the accesses of each pair are the same number, else 0."""
+    return Inside(None, tuple(left + right * -1 for left, right in pairs))
 
 
 @dataclass(frozen=True)
@@ -173,8 +178,7 @@ def _expression(expr: Expr, scope: Scope, inputs: Sequence[Array | None], number
     if isinstance(expr, Read):
         return _read(_given(inputs, expr.input), expr.index, scope, _fill(expr.fill, numbers))
     if isinstance(expr, Inside):
-        ones = np.ones_like(_given(inputs, expr.input))
-        return _read(ones, expr.index, scope, 0)
+        return _read(_ones(expr, inputs, numbers), expr.index, scope, 0)
     if isinstance(expr, Flat):
         flat = _given(inputs, expr.input).reshape(-1)
         return _read(flat, (expr.offset,), scope, None)
@@ -183,6 +187,12 @@ def _expression(expr: Expr, scope: Scope, inputs: Sequence[Array | None], number
     if isinstance(expr, Pick):
         return _pick(expr, scope, inputs, numbers)
     return _reduce(expr, scope, inputs, numbers)
+
+
+def _ones(expr: Inside, inputs: Sequence[Array | None], numbers: Numbers) -> Array:
+    if expr.input is None:
+        return np.asarray(numbers.constant(Fraction(1))).reshape((1,) * len(expr.index))
+    return np.ones_like(_given(inputs, expr.input))
 
 
 def _given(inputs: Sequence[Array | None], position: int) -> Array:

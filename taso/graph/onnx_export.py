@@ -384,7 +384,8 @@ class _Writer:
     def _copy(self, target: TensorProto, tensor: TensorProto, name: str) -> None:
         """Copies a tensor that holds its own data, which goes where the store puts it."""
         dtype = element_type(tensor.data_type)
-        if isinstance(self.store, _Inside) or dtype is None or dtype is DType.STRING:
+        as_it_is = isinstance(self.store, _Later) and not tensor.HasField("raw_data")
+        if isinstance(self.store, _Inside) or as_it_is or dtype is None or dtype is DType.STRING:
             target.CopyFrom(tensor)
             target.name = name
             return

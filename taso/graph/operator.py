@@ -29,7 +29,7 @@ class Weight:
     back in its original form; `name` is its name in the file.
     """
 
-    __slots__ = ("_array", "_load", "name", "original", "type")
+    __slots__ = ("__weakref__", "_array", "_load", "name", "original", "type")
 
     def __init__(
         self, type: TensorType, load: Callable[[], Array] | Array, name: str = "", original: object = None
@@ -135,6 +135,7 @@ class Trait(enum.Enum):
     MOVES_DATA = "every output element is a copy of an input element"
     IDENTITY = "the output is the first input"
     RANDOM = "two runs differ: never merged, never folded"
+    TYPED = "its result depends on the element types themselves: in wider ones it is another"
     OPAQUE = "not modelled: passes through unchanged"
     SOURCE = "no inputs: a graph input or a weight"
 

@@ -39,6 +39,8 @@ def gather(source: RuleSource) -> list[Rule]:
         return [judged(source)]
     if isinstance(source, (str, os.PathLike)):
         return [judged(r) for r in read(source)]
+    if not isinstance(source, Sequence):
+        raise RuleError(f"rules are a file, a Rule, or a list of such, not {source!r}")
     return [rule for item in source for rule in gather(item)]
 
 

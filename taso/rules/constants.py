@@ -13,15 +13,16 @@ from functools import lru_cache
 import numpy as np
 
 from taso.graph.errors import GraphError
-from taso.graph.index import Const, Expr, Meaning, Pick, evaluate
+from taso.graph.index import Affine, Const, Expr, Meaning, at, evaluate, same
 from taso.graph.numbers import Float64
 from taso.graph.operator import REQUIRED, Array, Attrs, AttrValue, Operator, Required, Types, Weight, register
 from taso.graph.ops.common import output_loops, single_axes
 from taso.graph.ops.elementwise import constant
-from taso.graph.types import Dim, TensorType
+from taso.graph.types import TensorType
 
 ShapeOf = Callable[[Attrs], tuple[int, ...]]
-_ONE, _ZERO = Const(Fraction(1)), Const(Fraction(0))
+_ONE = Const(Fraction(1))
+_DIAGONAL = at("i0"), at("i1")
 
 
 def _define(
@@ -41,19 +42,6 @@ def _define(
     return register(Operator(name, infer, attributes, meaning=meaning, arity=(0, 0), internal=True))
 
 
-def _one_hot(loop: str, size: int, position: int, then: Expr) -> Expr:
-    """`then` where `loop` is at `position`, else 0."""
-    pieces: list[tuple[Dim, Expr]] = [(position, _ZERO), (1, then), (size - position - 1, _ZERO)]
-    return Pick(loop, tuple(p for p in pieces if p[0]))
-
-
-def _diagonal(size: int, then: Expr) -> Expr:
-    """`then` where the first two axes agree, else 0."""
-    if size == 0:
-        return _ZERO
-    return Pick("i0", tuple((1, _one_hot("i1", size, i, then)) for i in range(size)))
-
-
 def _kernel_shape(attrs: Attrs) -> tuple[int, ...]:
     channels = attrs.int("channels")
     return (channels, channels, *attrs.ints("kernel_shape"))
@@ -61,10 +49,9 @@ def _kernel_shape(attrs: Attrs) -> tuple[int, ...]:
 
 def _centre(attrs: Attrs) -> Expr:
     """SAME_LOWER puts the larger half of an even window's padding first, so its centre is element k // 2."""
-    body: Expr = _ONE
-    for axis, size in reversed(list(enumerate(attrs.ints("kernel_shape"), 2))):
-        body = _one_hot(f"i{axis}", size, size // 2, body)
-    return _diagonal(attrs.int("channels"), body)
+    window = attrs.ints("kernel_shape")
+    centre = [(at(f"i{axis}"), Affine((), size // 2)) for axis, size in enumerate(window, 2)]
+    return same(_DIAGONAL, *centre)
 
 
 def _average(attrs: Attrs) -> Expr:
@@ -79,7 +66,7 @@ CONSTANT = _define(
 )  # fmt: skip
 ONES = _define("Ones", lambda a: a.ints("shape"), lambda a: _ONE, ("shape",))
 IDENTITY_MATRIX = _define(
-    "IdentityMatrix", lambda a: (a.int("size"), a.int("size")), lambda a: _diagonal(a.int("size"), _ONE), ("size",)
+    "IdentityMatrix", lambda a: (a.int("size"), a.int("size")), lambda a: same(_DIAGONAL), ("size",)
 )  # fmt: skip
 # the kernel of a convolution that reproduces its input
 IDENTITY_KERNEL = _define("IdentityKernel", _kernel_shape, _centre, ("channels", "kernel_shape"))

@@ -89,7 +89,14 @@ def _spatial(choices: Sequence[int], per_axis: int = 1) -> Callable[[Site], Valu
 def _window_pads(site: Site) -> Value:
     """None in one of three drawings, since many rules ask for that; otherwise unequal ones."""
     count = 2 * max(site.rank - 2, 0)
-    return (0,) * count if site.rng.random() < 0.34 else site.ints(count, (0, 1, 1, 2))
+    if site.rng.random() < 0.34:
+        return (0,) * count
+    kernel = site.known.get("kernel_shape")
+    if not isinstance(kernel, tuple):
+        return site.ints(count, (0, 1, 1, 2))
+    # a pool takes no window that could lie in the padding alone
+    reach = [k - 1 for k in kernel if isinstance(k, int)] * 2
+    return tuple(site.rng.randint(0, min(r, 2)) for r in reach)
 
 
 def _axes(site: Site) -> Value:

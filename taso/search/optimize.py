@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from taso.backends.base import Backend
 from taso.backends.costs import CostDatabase
@@ -31,6 +31,10 @@ ALLOWED = (Exactness.EXACT, Exactness.REASSOCIATES)
 UNFOLDED = 16 << 20
 """Bytes by which rewrites may make weights grow beyond twice what they were stored in."""
 ADMITTED = (Status.PROVED, Status.BOUNDED, Status.TESTED)
+
+
+LEAST_GAIN = 1e-4
+"""Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
 
 
 @dataclass
@@ -172,10 +176,13 @@ def _folded(graph: Graph, settings: Settings, report: Report) -> Graph:
 
 
 def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
+    started = time.perf_counter()
     prepared = prepare(graph, settings)
     report.costs_are_measured = settings.backend.measures
-    limits = settings.limits
-    limits.constant_bytes = 2 * prepared.state.constant_bytes + UNFOLDED
+    limits = replace(
+        settings.limits, constant_bytes=2 * prepared.state.constant_bytes + UNFOLDED,
+        time_limit=_left(settings.limits.time_limit, started),
+    )  # fmt: skip
     with progress_line(limits.budget, settings.progress) as line:
         outcome = backtrack(
             prepared.state, Matcher(settings.rules), limits, line, settings.check_every_step
@@ -192,6 +199,11 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
         report.decision = f"the optimized graph could not be used ({error}): the original graph"
         report.set_aside, report.rewrites = report.rewrites, []
         return graph
+
+
+def _left(time_limit: float | None, started: float) -> float | None:
+    """What measuring the original has left of the time limit."""
+    return None if time_limit is None else max(time_limit - (time.perf_counter() - started), 0.0)
 
 
 def _nothing_found(limits: Limits, outcome: Outcome) -> str:
@@ -248,6 +260,11 @@ def _decide(
     if left_out:
         names = ", ".join(sorted({n.op.label for n in left_out}))
         report.messages.append(f"nothing here can run {names}: what is around was compared and measured without")
+    saved = report.cost_before - report.cost_after
+    if settings.never_slower and settings.backend.measures and saved < LEAST_GAIN * report.cost_before:
+        report.decision = f"{len(report.rewrites)} rewrites save nothing that could be measured: the original graph"
+        report.set_aside, report.rewrites = report.rewrites, []
+        return graph
     runnable, candidate = without_unrunnable(graph), without_unrunnable(best)
     if settings.verify:
         check = compare(runnable, candidate, prepared.sizes, settings.seed)

@@ -61,7 +61,8 @@ def _counts(backend: str, results: dict[str, cases.Result]) -> str:
     how = Counter(results[case].how for case in right)
     ways = ", ".join(f"{how[w]} {w}" for w in (cases.OWN, cases.DEFINITION, cases.FALLBACK) if how[w])
     share = f"{100 * len(right) / len(default):.1f} %"
-    return f"{backend}: {'; '.join(parts)}; of the default domain {len(right)} of {len(default)} node tests ({share}: {ways})"
+    of_default = f"{len(right)} of {len(default)} node tests ({share}: {ways})"
+    return f"{backend}: {'; '.join(parts)}; of the default domain {of_default}"
 
 
 def _exclusions(results: dict[str, dict[str, cases.Result]]) -> tuple[str, list[str]]:

@@ -115,7 +115,7 @@ def test_an_output_too_few_is_seen() -> None:
 def test_equal_outputs_are_counted() -> None:
     before = cases.Comparing.compared
     cases.Comparing.assert_similar_outputs([np.ones(2), [np.ones(1), np.array("a", object)], None],
-                                           [np.ones(2), [np.ones(1), np.array("a", object)], None], 1e-3, 1e-7)  # fmt: skip
+                                           [np.ones(2), [np.ones(1), np.array("a", object)], None], 1e-3, 1e-7)
     assert cases.Comparing.compared == before + 4
 
 

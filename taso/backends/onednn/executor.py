@@ -39,7 +39,7 @@ from taso.graph import onnx_shapes
 from taso.graph.errors import BackendError
 from taso.graph.evaluate import check_feeds, constant_value, evaluate_graph
 from taso.graph.graph import Graph, Value
-from taso.graph.operator import Operator, Trait
+from taso.graph.operator import Operator, Trait, Weight
 from taso.graph.ops.movement import slice_ranges
 from taso.graph.types import DType, TensorType
 
@@ -107,6 +107,10 @@ rewritten one, share what both read."""
 
 def _content_key(value: Value) -> Hashable:
     """Equal for constants that are computed from the same weights in the same way, in whichever graph."""
+    weight = value.node.attrs.get("data")
+    if isinstance(weight, Weight):
+        # not the weight itself, which may go once it is laid out
+        return weakref.ref(weight)
     inputs = tuple(_content_key(v) if v is not None else None for v in value.node.inputs)
     return value.node.op.name, value.node.attrs, inputs, value.index
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from taso.graph.errors import ShapeError
-from taso.graph.index import Affine, Call, Const, Expr, Loop, Meaning, Pick, Read, Reduce, at
+from taso.graph.index import Affine, Call, Expr, Loop, Meaning, Read, Reduce, at, same
 from taso.graph.operator import (
     REQUIRED,
     Attrs,
@@ -276,17 +274,8 @@ def _merge_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
     window = tuple(Loop(f"k{a}", d) for a, d in enumerate(w.dims[2:]))
     channel = at(outer, o.extent * count) + at(slot, o.extent) + at(o)
     own = Read(0, (channel, at(c), *map(at, window)))
-    body = Call("mul", (own, _equal(slot, place, count)))
+    body = Call("mul", (own, same((at(slot), at(place)))))
     return (Meaning(((outer, slot, o), (place, c), *single_axes(window)), body),)
-
-
-def _equal(a: Loop, b: Loop, count: int) -> Expr:
-    """1 where the loops agree, else 0: row `a` of the identity matrix."""
-    rows: list[tuple[Dim, Expr]] = []
-    for i in range(count):
-        entries: tuple[tuple[Dim, Expr], ...] = tuple((1, Const(Fraction(int(i == j)))) for j in range(count))
-        rows.append((1, Pick(b.name, entries)))
-    return Pick(a.name, tuple(rows))
 
 
 MERGE_GROUP_CONV = register(

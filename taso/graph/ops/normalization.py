@@ -352,7 +352,7 @@ RMS_NORMALIZATION = register(
     )
 )  # fmt: skip
 
-# ── MeanVarianceNormalization, LpNormalization, Hardmax: their meaning is that of onnx.reference ─────────────────
+# ── MeanVarianceNormalization: what is added to the deviation is that of ONNX's own function ─────────────────────
 
 
 def _mean_variance_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -361,9 +361,31 @@ def _mean_variance_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (x,)
 
 
+def _mean_variance_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    (x,) = _mean_variance_type(types, attrs)
+    axes = normal_axes(attrs.ints("axes"), x.rank, "MeanVarianceNormalization")
+    loops = output_loops(x.dims)
+
+    def swept(prefix: str) -> tuple[tuple[Loop, ...], Expr]:
+        inner = {a: Loop(f"{prefix}{a}", x.dims[a]) for a in axes}
+        return tuple(inner.values()), Read(0, tuple(at(inner.get(a, loop)) for a, loop in enumerate(loops)))
+
+    over, along = swept("k")
+    centred = Call("sub", (along, _mean(*swept("m"))))
+    deviation = Call("sqrt", (_mean(over, Call("mul", (centred, centred))),))
+    least = Call("add", (deviation, constant(1e-9)))
+    own = Call("sub", (Read(0, tuple(map(at, loops))), _mean(*swept("m"))))
+    return (Meaning(single_axes(loops), Call("div", (own, least))),)
+
+
 MEAN_VARIANCE_NORMALIZATION = register(
-    Operator("MeanVarianceNormalization", _mean_variance_type, {"axes": (0, 2, 3)}, since=9)
+    Operator(
+        "MeanVarianceNormalization", _mean_variance_type, {"axes": (0, 2, 3)}, meaning=_mean_variance_meaning, since=9
+    )
 )
+
+
+# ── LpNormalization, Hardmax: their meaning is that of onnx.reference ────────────────────────────────────────────
 
 
 def _along_axis_type(op: str, types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

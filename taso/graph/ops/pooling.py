@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from taso.graph.errors import ShapeError
 from taso.graph.index import Call, Const, Expr, Inside, Loop, Meaning, Read, Reduce, at
 from taso.graph.operator import (
     REQUIRED,
@@ -40,11 +41,27 @@ def pool_settings(attrs: Attrs) -> Attrs:
 
 def _pool_type(op: str, types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, full = present(types, 0, op), pool_settings(attrs)
+    if x.rank < 3:
+        raise ShapeError(f"{op}: {x} has no axis behind batch and channels to pool over")
     sizes = spatial_sizes(
         x.dims[2:], full.ints("kernel_shape"), full.ints("strides"), full.ints("pads"), full.ints("dilations"), op,
         bool(attrs.int("ceil_mode")),
     )  # fmt: skip
+    _require_data(op, x, full)
     return (x.with_shape((*x.dims[:2], *sizes)),)
+
+
+def _require_data(op: str, x: TensorType, full: Attrs) -> None:
+    """Raises `ShapeError` where a window could lie in the padding alone: what that gives, runtimes do not agree on."""
+    kernel, pads, dilations = full.ints("kernel_shape"), full.ints("pads"), full.ints("dilations")
+    n = len(kernel)
+    for axis in range(n):
+        reach = dilations[axis] * (kernel[axis] - 1)
+        widest = max(pads[axis], pads[n + axis])
+        size = x.dims[2 + axis]
+        jumps_over = dilations[axis] > 1 and widest > 0 and isinstance(size, int) and size < dilations[axis]
+        if widest > reach or jumps_over:
+            raise ShapeError(f"{op}: with pads {pads} a window of {kernel} can lie beside {x} altogether")
 
 
 def _loops(op: str, types: Types, attrs: Attrs) -> tuple[tuple[Loop, ...], tuple[Loop, ...], tuple[Loop, ...]]:

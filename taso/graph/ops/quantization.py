@@ -12,6 +12,7 @@ from taso.graph.operator import (
     Reading,
     Required,
     Spelling,
+    Trait,
     Types,
     Unmodelled,
     register,
@@ -28,6 +29,8 @@ from taso.graph.ops.common import (
 from taso.graph.ops.linear import CONV, MATMUL, conv_settings
 from taso.graph.ops.windows import read_window
 from taso.graph.types import Dim, DType, TensorType, ceil_div
+
+_TYPED = frozenset({Trait.TYPED})
 
 # ── QuantizeLinear, DequantizeLinear: one scale, one for each element of an axis, or one for each block of it ─────
 
@@ -79,7 +82,7 @@ _QUANTIZE: dict[str, AttrValue | Required] = {
 }  # fmt: skip
 QUANTIZE_LINEAR = register(
     Operator(
-        "QuantizeLinear", _quantize_type, _QUANTIZE, arity=(2, 3), read=_read_linear, since=10,
+        "QuantizeLinear", _quantize_type, _QUANTIZE, _TYPED, arity=(2, 3), read=_read_linear, since=10,
         write=writes_changed("QuantizeLinear", _QUANTIZE, _SINCE),
     )
 )  # fmt: skip
@@ -98,7 +101,7 @@ def _dequantize_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 _DEQUANTIZE: dict[str, AttrValue | Required] = {"axis": 1, "block_size": 0, "output_dtype": None}
 DEQUANTIZE_LINEAR = register(
     Operator(
-        "DequantizeLinear", _dequantize_type, _DEQUANTIZE, arity=(2, 3), read=_read_linear, since=10,
+        "DequantizeLinear", _dequantize_type, _DEQUANTIZE, _TYPED, arity=(2, 3), read=_read_linear, since=10,
         write=writes_changed("DequantizeLinear", _DEQUANTIZE, {**_SINCE, "output_dtype": 23}),
     )
 )  # fmt: skip
@@ -109,7 +112,7 @@ def _dynamic_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return TensorType(DType.UINT8, x.dims), TensorType(DType.FLOAT, ()), TensorType(DType.UINT8, ())
 
 
-DYNAMIC_QUANTIZE_LINEAR = register(Operator("DynamicQuantizeLinear", _dynamic_type, since=11))
+DYNAMIC_QUANTIZE_LINEAR = register(Operator("DynamicQuantizeLinear", _dynamic_type, {}, _TYPED, since=11))
 
 # ── products of integers ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,7 +135,7 @@ def _qlinear_matmul_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (_product(a, b, zero.dtype),)
 
 
-QLINEAR_MATMUL = register(Operator("QLinearMatMul", _qlinear_matmul_type, arity=(8, 8), since=10))
+QLINEAR_MATMUL = register(Operator("QLinearMatMul", _qlinear_matmul_type, {}, _TYPED, arity=(8, 8), since=10))
 
 # ── convolutions of integers: attributes as those of Conv ────────────────────────────────────────────────────────
 
@@ -165,7 +168,7 @@ def _write_convolution(op: str, weight_at: int, attrs: Attrs, types: Types) -> S
 def _integer_convolution(name: str, infer: InferFunction, weight_at: int, arity: tuple[int, int]) -> Operator:
     return register(
         Operator(
-            name, infer, {"strides": (), "pads": (), "dilations": (), "group": 1}, arity=arity, since=10,
+            name, infer, {"strides": (), "pads": (), "dilations": (), "group": 1}, _TYPED, arity=arity, since=10,
             read=lambda node: _read_convolution(node, weight_at),
             write=lambda attrs, types, opset: _write_convolution(name, weight_at, attrs, types),
         )

@@ -165,7 +165,7 @@ def _bit_cast_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 BIT_CAST = register(
-    Operator("BitCast", _bit_cast_type, {"to": REQUIRED}, read=_read_cast, since=26)
+    Operator("BitCast", _bit_cast_type, {"to": REQUIRED}, frozenset({Trait.TYPED}), read=_read_cast, since=26)
 )
 
 # ── Shape, Size ──────────────────────────────────────────────────────────────────────────────────────────────────

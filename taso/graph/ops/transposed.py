@@ -135,21 +135,22 @@ def _transposed(arrays: Sequence[Array | None], attrs: Attrs) -> tuple[Array, ..
     full = conv_settings(TensorType(DType.FLOAT, w.shape), attrs)
     strides, pads, dilations = full.ints("strides"), full.ints("pads"), full.ints("dilations")
     extra = attrs.ints("output_padding") or (0,) * n
-    grouped = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
-    windows = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+    grouped = np.asarray(x, np.float64).reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    windows = np.asarray(w, np.float64).reshape(groups, w.shape[0] // groups, *w.shape[1:])
     sizes = [
         (x.shape[2 + a] - 1) * strides[a] + (w.shape[2 + a] - 1) * dilations[a] + 1 + max(extra[a], 0) for a in range(n)
     ]
-    total = np.zeros((x.shape[0], groups, w.shape[1], *sizes), np.result_type(x, w))
+    total = np.zeros((x.shape[0], groups, w.shape[1], *sizes), np.float64)
+    before = (slice(None),) * 3
     for place in np.ndindex(*w.shape[2:]):
-        part = np.einsum("bgc...,gco->bgo...", grouped, windows[(..., *place)])
         spots = tuple(
             slice(k * d, k * d + (size - 1) * s + 1, s)
             for k, d, s, size in zip(place, dilations, strides, x.shape[2:], strict=True)
         )
-        total[(..., *spots)] += part
-    whole = total.reshape(x.shape[0], groups * w.shape[1], *sizes)
-    whole = whole[(..., *(slice(pads[a], size - pads[n + a]) for a, size in enumerate(sizes)))]
+        total[before + spots] += np.einsum("bgc...,gco->bgo...", grouped, windows[before + place])
+    kept = tuple(slice(pads[a], size - pads[n + a]) for a, size in enumerate(sizes))
+    whole = total[before + kept]
+    whole = whole.reshape(x.shape[0], groups * w.shape[1], *whole.shape[3:])
     return (whole if bias is None else whole + bias.reshape(-1, *(1,) * n),)
 
 

@@ -151,10 +151,11 @@ class Elements:
         return ref
 
     def _inside(
-        self, position: int, index: Sequence[Affine], node: Placed, scope: Scope
+        self, position: int | None, index: Sequence[Affine], node: Placed, scope: Scope
     ) -> tuple[Poly, ...]:
         guards: list[Poly] = []
-        for affine, size in zip(index, node.shapes[position], strict=True):
+        shape = (ONE,) * len(index) if position is None else node.shapes[position]
+        for affine, size in zip(index, shape, strict=True):
             at = self._affine(affine, scope)
             guards += [g for g in (at, size - ONE - at) if not self._case.known.nonneg(g)]
         return tuple(guards)

@@ -51,6 +51,8 @@ class Knowledge:
         self._nonzero: list[Poly] = []
         self._rewrites: list[tuple[Monomial, Poly]] = []
         self._clauses: list[Clause] = []
+        # (a, b, q) with a = b · q: an equation may have been turned round so that a / b no longer shows it
+        self._divisions: list[tuple[Poly, Poly, Poly]] = []
         self.contradictory = False
         self._forget()
 
@@ -62,6 +64,7 @@ class Knowledge:
         other._bounds = dict(self._bounds)
         other.extents = dict(self.extents)
         other._inequalities, other._nonzero = list(self._inequalities), list(self._nonzero)
+        other._divisions = list(self._divisions)
         other._rewrites, other._clauses = list(self._rewrites), list(self._clauses)
         other.contradictory = self.contradictory
         other._forget()
@@ -210,6 +213,9 @@ class Knowledge:
         if b.constant is not None and b.constant < 1:
             self.contradictory = True
             return ZERO
+        for dividend, divisor, known in self._divisions:
+            if self.now(divisor) == b and self.now(dividend) == a:
+                return self.now(known)
         whole, rest = _divided(a, b)
         if not rest.terms:
             return whole
@@ -269,6 +275,7 @@ class Knowledge:
             self._solved[quotient] = whole
             self._forget()
         self.assume_zero(a - b * whole)
+        self._divisions.append((a, b, whole))
 
     def _without_common(self, poly: Poly) -> Poly:
         """Divided by what all terms share and is not 0."""
