@@ -606,7 +606,7 @@ class Program:
     def _for(self, given: Mapping[str, Array]) -> StaticProgram | _Evaluated:
         if self._fixed is not None:
             return self._fixed
-        key = tuple(np.shape(given[name]) for name in self._signature.input_names)
+        key = tuple(getattr(given[name], "shape", ()) for name in self._signature.input_names)
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = self._specialised(given)

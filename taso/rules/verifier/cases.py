@@ -7,15 +7,15 @@ to be proved where a target is.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from taso.graph.errors import DimensionMismatch, TasoError
-from taso.graph.unknown import IMPOSSIBLE as WORTH
-from taso.graph.unknown import UnknownInteger
+from taso.graph.errors import DimensionMismatch
+from taso.graph.unknown import IMPOSSIBLE, UnknownInteger, is_number
 from taso.rules.verifier.facts import Knowledge, is_zero
-from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly
+from taso.rules.verifier.polynomials import ONE, Atom, Poly
 
 
 class NotUnderstood(Exception):
@@ -96,7 +96,6 @@ class Case:
         self.trail = trail
         self.known = Knowledge(trail.memory)
         self.in_source = True
-        self._reals = 0
 
     # ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -181,7 +180,7 @@ class Case:
         """What the definitions of operators hand back."""
         if isinstance(value, Size):
             return self.known.now(value.poly)
-        if isinstance(value, int) and abs(value) < WORTH >> 200:
+        if isinstance(value, int) and is_number(value):
             return Poly.number(int(value))
         raise NotUnderstood(f"a definition does not compute with unknown sizes: it gave {str(value)[:40]}")
 
@@ -195,15 +194,16 @@ class Case:
             return a
         if a == ONE:
             return b
-        clause = ((is_zero(a - b),), (is_zero(b - ONE),), (is_zero(a - ONE),))
-        # settled once, so that a repeated run need not ask again: 0 equal, 1 second is 1, 2 first is 1, 3 open, 4 never
+        wanted = (is_zero(a - b), is_zero(b - ONE), is_zero(a - ONE))
+        clause = tuple((statement,) for statement in wanted)
+
+        # 0: the sizes are equal; 1: the second is 1; 2: the first is 1; 3: one of these; 4: none of them, or not known
         def options() -> list[int]:
-            for place, ((statement,),) in enumerate(zip(clause, strict=True)):
-                if self.known.zero(statement.poly):
-                    return [place]
-            if all(self.known.zero(s.poly) is False for (s,) in clause):
-                return [4]
-            return [3] if self.in_source or self.known.one_of(clause) else [4]
+            answers = [self.known.zero(statement.poly) for statement in wanted]
+            if True in answers:
+                return [answers.index(True)]
+            open_one = self.in_source and not all(answer is False for answer in answers)
+            return [3] if open_one or self.known.one_of(clause) else [4]
 
         answer, _ = self.trail.take(options)
         if answer == 4:
@@ -215,6 +215,9 @@ class Case:
         return self.known.joined(a, b)
 
 
+_WORTHS = itertools.count(1)
+
+
 class Size(UnknownInteger):
     """A size or setting as the definitions of operators meet it; comparisons decide, or part the run."""
 
@@ -224,7 +227,8 @@ class Size(UnknownInteger):
     """(a, b) where this is the remainder of a divided by b."""
 
     def __new__(cls, case: Case, poly: Poly) -> Size:
-        self = super().__new__(cls, WORTH)
+        # never twice the same, so that the worth of two does not cancel
+        self = super().__new__(cls, IMPOSSIBLE + next(_WORTHS))
         self.case = case
         self.poly = poly
         self.division = None
@@ -335,5 +339,3 @@ def _remainder(case: Case, dividend: Poly, divisor: Poly) -> int:
         rest.division = (dividend, divisor)
     return rest
 
-
-__all__ = ["Case", "Inadmissible", "NotUnderstood", "OutOfTime", "Size", "SplitIndex", "SplitRange", "TasoError", "Trail", "ZERO"]

@@ -312,7 +312,7 @@ class Elements:
         self, body: notation.Expr, node: Placed, scope: Scope, bound: tuple[Bound, ...], sign: Poly
     ) -> tuple[Entry, ...]:
         guards: tuple[Poly, ...] = ()
-        if isinstance(body, notation.Read) and body.fill == "least":
+        if isinstance(body, notation.Read) and body.fill == "least" and sign == ONE:
             guards = self._inside(body.input, body.index, node, scope)
             body = notation.Read(body.input, body.index)
         value = algebra.scaled(self._simplifier.sum(self._expression(body, node, scope)), sign)

@@ -89,7 +89,8 @@ class Knowledge:
         return made
 
     def fresh(self, kind: str, least: int | None = None) -> Atom:
-        return self.atom(kind, f"{kind[0]}{len(self._table)}", least)
+        # no variable of a rule can have this name
+        return self.atom(kind, f"{kind[0]}~{len(self._table)}", least)
 
     def index(self, kind: str, extent: Poly) -> Atom:
         """A new index that runs from 0 to extent − 1, where the extent is at least 1."""
@@ -367,9 +368,22 @@ class Knowledge:
             return
         self._inequalities.append(poly)
         self._answers.clear()
+        self._assume_quotients(poly)
         if len(poly.terms) <= 3 and self.nonneg(-poly):
             self._inequalities.remove(poly)
             self.assume_zero(poly)
+
+    def _assume_quotients(self, poly: Poly) -> None:
+        """From s·a + b ≥ 0 follows a ≥ 0 where b < s, and a ≥ 1 where b < 0."""
+        for unit in sorted((a for a in poly.atoms if self._least.get(a, 0) >= 1), key=lambda a: a.order):
+            parts = poly.split(unit)
+            if parts is None or parts[0].constant is not None:
+                continue
+            a, b = parts
+            if self.nonneg(-b - ONE):
+                self.assume_nonneg(a - ONE)
+            elif self.nonneg(Poly.atom(unit) - ONE - b):
+                self.assume_nonneg(a)
 
     def _raise_least(self, poly: Poly) -> bool:
         """Notes a bound on a lone atom."""

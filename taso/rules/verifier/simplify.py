@@ -32,7 +32,7 @@ class Simplifier:
             kept = self._guards(guards)
             if kept is None:
                 return None
-            guards = kept
+            guards = self._parted(kept)
             cut = self._cut(bound, guards)
             if cut is None:
                 break
@@ -44,7 +44,40 @@ class Simplifier:
 
             guards = tuple(map(moved, guards))
             factors = tuple(algebra.change_factor(f, moved) for f in factors)
+        factors = self._met(guards, factors)
         return self._without_idle(Term(term.coefficient, bound, guards, tuple(map(self.factor, factors))))
+
+    def _parted(self, guards: tuple[Poly, ...]) -> tuple[Poly, ...]:
+        """With equations s·a + b = 0 where |b| < s taken apart into a = 0 and b = 0."""
+        for equation in guards:
+            if -equation not in guards:
+                continue
+            for unit in sorted((a for a in equation.atoms if not a.is_index), key=lambda a: a.order):
+                parts = equation.split(unit)
+                if parts is None or not parts[0].terms or not parts[1].terms:
+                    continue
+                a, b = parts
+                size = Poly.atom(unit)
+                if self._known.nonneg(size - ONE - b) and self._known.nonneg(size - ONE + b):
+                    rest = tuple(g for g in guards if g not in (equation, -equation))
+                    return self._parted((*rest, a, -a, b, -b))
+        return guards
+
+    def _met(self, guards: tuple[Poly, ...], factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+        """Factors with an index written as the guards say that it is."""
+        for equation in guards:
+            if -equation not in guards:
+                continue
+            for atom in sorted((a for a in equation.atoms if a.kind == "free"), key=lambda a: -a.order):
+                parts = equation.split(atom)
+                if parts is not None and parts[0] in (ONE, -ONE):
+                    value = -parts[1] if parts[0] == ONE else parts[1]
+                    factors = tuple(self._replaced(f, atom, value) for f in factors)
+                    break
+        return factors
+
+    def _replaced(self, factor: Factor, atom: Atom, value: Poly) -> Factor:
+        return algebra.change_factor(factor, lambda p: self._known.now(self._known.substituted(p, atom, value)))
 
     def factor(self, factor: Factor) -> Factor:
         if isinstance(factor, Applied):

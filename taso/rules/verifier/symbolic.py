@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 
 from taso.graph.errors import TasoError
-from taso.graph.operator import Attrs, AttrValue, Operator
+from taso.graph.index import Meaning
+from taso.graph.operator import Attrs, Operator
 from taso.graph.types import DType, Shape, TensorType
 from taso.graph.unknown import UnknownReal
 from taso.rules.expression import (
@@ -16,7 +17,6 @@ from taso.rules.expression import (
     Compare,
     Expr,
     ExpressionError,
-    Literal,
     Logic,
     Name,
     Unary,
@@ -31,7 +31,7 @@ from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood
 from taso.rules.verifier.elements import Placed
 from taso.rules.verifier.facts import is_zero
 from taso.rules.verifier.polynomials import ONE, Poly
-from taso.rules.verifier.terms import Setting, Sum
+from taso.rules.verifier.terms import Sum
 
 _FLAGS = frozenset({
     "keepdims", "ceil_mode", "count_include_pad", "transA", "transB", "flattened", "allowzero",
@@ -93,7 +93,6 @@ class SymbolicRule:
         self._attrs: dict[str, Value] = {}
         self._open = list(rule.conditions)
         self.fills: dict[str, Sum] = {}
-        self._reals = 0
 
     # environment of expressions
 
@@ -126,10 +125,8 @@ class SymbolicRule:
             types = node.op.types_of(inputs, attrs)
             if len(types) != node.n_outputs:
                 raise TasoError(f"{node.op.name} has {len(types)} outputs here, the rule says {node.n_outputs}")
-            if node.op.meaning is None:
-                raise NotUnderstood(f"no meaning is written down for {node.op.name}")
             shapes = tuple(() if t is None else tuple(map(self._case.poly, t.dims)) for t in inputs)
-            placed.append(Placed(node.inputs, shapes, node.op.meaning(inputs, attrs)))
+            placed.append(Placed(node.inputs, shapes, _meanings(node.op, inputs, attrs)))
             done.append(types)
         return placed, done
 
@@ -276,6 +273,16 @@ class SymbolicRule:
         return tuple(a for a in range(rank) if chosen >> a & 1)
 
 
+def _meanings(op: Operator, inputs: Sequence[TensorType | None], attrs: Attrs) -> tuple[Meaning, ...]:
+    if op.meaning is None:
+        raise NotUnderstood(f"no meaning is written down for {op.name}")
+    try:
+        return op.meaning(inputs, attrs)
+    except TasoError as error:
+        # it has types and no meaning: that the rule does not apply there is not said anywhere
+        raise NotUnderstood(str(error)) from error
+
+
 _ORDERS = frozenset({"<", "<=", ">", ">="})
 
 
@@ -286,5 +293,3 @@ def _speaks_of_weights(expr: Expr) -> bool:
         return any(map(_speaks_of_weights, expr.items))
     return isinstance(expr, Unary) and _speaks_of_weights(expr.operand)
 
-
-__all__ = ["AttrValue", "Literal", "Setting", "SymbolicRule"]
