@@ -57,10 +57,9 @@ def _require_data(op: str, x: TensorType, full: Attrs) -> None:
     n = len(kernel)
     for axis in range(n):
         reach = dilations[axis] * (kernel[axis] - 1)
-        widest = max(pads[axis], pads[n + axis])
-        size = x.dims[2 + axis]
-        jumps_over = dilations[axis] > 1 and widest > 0 and isinstance(size, int) and size < dilations[axis]
-        if widest > reach or jumps_over:
+        both, size = (pads[axis], pads[n + axis]), x.dims[2 + axis]
+        steps_over = isinstance(size, int) and size < dilations[axis] and dilations[axis] > 1
+        if any(p > reach for p in both) or (steps_over and any(p > 0 for p in both)):
             raise ShapeError(f"{op}: with pads {pads} a window of {kernel} can lie beside {x} altogether")
 
 

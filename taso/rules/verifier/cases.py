@@ -8,22 +8,17 @@ to be proved where a target is.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from taso.graph.errors import DimensionMismatch
 from taso.graph.unknown import IMPOSSIBLE, UnknownInteger, is_number
-from taso.rules.verifier.facts import Knowledge, is_zero
+from taso.rules.verifier.facts import Effort, Knowledge, is_zero
 from taso.rules.verifier.polynomials import ONE, Atom, Poly
 
 
 class NotUnderstood(Exception):
     """Something that this verifier cannot reason about; carries what."""
-
-
-class OutOfTime(Exception):
-    """The time allowed is over."""
 
 
 class Inadmissible(Exception):
@@ -61,10 +56,9 @@ class _Decision:
 class Trail:
     """The decisions on the way that is being taken."""
 
-    deadline: float
+    effort: Effort
     decisions: list[_Decision] = field(default_factory=list)
     place: int = 0
-    memory: dict[object, object] = field(default_factory=dict)
 
     def ways(self) -> Iterator[None]:
         """Once for each way, depth first."""
@@ -80,8 +74,6 @@ class Trail:
     def take(self, options: Callable[[], list[int]]) -> tuple[int, bool]:
         """(what is taken here, whether there was a choice); `options` is asked the first time only."""
         if self.place == len(self.decisions):
-            if time.monotonic() > self.deadline:
-                raise OutOfTime
             first, *others = options()
             self.decisions.append(_Decision(first, others, bool(others)))
         decision = self.decisions[self.place]
@@ -94,7 +86,7 @@ class Case:
 
     def __init__(self, trail: Trail) -> None:
         self.trail = trail
-        self.known = Knowledge(trail.memory)
+        self.known = Knowledge(trail.effort)
         self.in_source = True
 
     # ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,8 +7,9 @@ or does not follow by the means at hand, the answer is that it is not known.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taso.rules.verifier.inequalities import impossible
 from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Monomial, Poly, show, times, without
@@ -31,6 +32,35 @@ Clause = tuple[tuple[Statement, ...], ...]
 """Alternatives of which one holds; each is several statements that hold together."""
 
 
+class OutOfTime(Exception):
+    """The time allowed is over."""
+
+
+class TooMuch(Exception):
+    """More steps than allowed; unlike time these are the same on every run."""
+
+
+@dataclass
+class Effort:
+    """How much may be spent on a proof: until when, and how many steps (None: any number).
+
+    `memory` holds answers about sizes alone, by the question with its atoms numbered: they serve each axis of a tensor.
+    """
+
+    deadline: float
+    most: int | None = None
+    steps: int = 0
+    memory: dict[object, object] = field(default_factory=dict)
+
+    def spend(self) -> None:
+        """Counts a step; raises `TooMuch` or `OutOfTime`."""
+        self.steps += 1
+        if self.most is not None and self.steps > self.most:
+            raise TooMuch
+        if self.steps % 64 == 0 and time.monotonic() > self.deadline:
+            raise OutOfTime
+
+
 def is_zero(poly: Poly) -> Statement:
     return Statement(poly, True)
 
@@ -38,9 +68,8 @@ def is_zero(poly: Poly) -> Statement:
 class Knowledge:
     """Atoms and what is known of them."""
 
-    def __init__(self, memory: dict[object, object] | None = None) -> None:
-        # answers about sizes alone, by the question with its atoms numbered: the same for each axis of a tensor
-        self._memory: dict[object, object] = {} if memory is None else memory
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
         self._table: dict[tuple[str, str, tuple[Poly, ...]], Atom] = {}
         self._solved: dict[Atom, Poly] = {}
         self._least: dict[Atom, int] = {}
@@ -59,7 +88,7 @@ class Knowledge:
     def copy(self) -> Knowledge:
         """The same knowledge, to try an assumption on; the atoms are shared."""
         other = Knowledge.__new__(Knowledge)
-        other._table, other._memory = self._table, self._memory
+        other._table, other._effort = self._table, self._effort
         other._solved, other._least = dict(self._solved), dict(self._least)
         other._bounds = dict(self._bounds)
         other.extents = dict(self.extents)
@@ -134,6 +163,7 @@ class Knowledge:
         return found
 
     def _replaced(self, poly: Poly) -> Poly:
+        self._effort.spend()
         values = {a: v for a in poly.atoms if (v := self._value(a)).lone_atom is not a}
         return poly.replace(values)
 
@@ -560,15 +590,15 @@ class Knowledge:
         if not clauses:
             return None
         key = self._question(poly, clauses)
-        if key is None or key not in self._memory:
+        if key is None or key not in self._effort.memory:
             trial = self.copy()
             trial._clauses = []
             found = trial._in_cases(clauses, outcome, _DEPTH)
             answer = True if found is _VACUOUS else found if isinstance(found, bool) else None
             if key is None:
                 return answer
-            self._memory[key] = answer
-        known = self._memory[key]
+            self._effort.memory[key] = answer
+        known = self._effort.memory[key]
         return known if isinstance(known, bool) else None
 
     def _question(self, poly: Poly, clauses: Sequence[Clause]) -> object:

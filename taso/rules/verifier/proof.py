@@ -5,26 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from taso.graph.errors import TasoError
 from taso.graph.types import DType, TensorType
-from taso.rules.expression import ExpressionError
-from taso.rules.pattern import Rule
+from taso.rules.pattern import Exactness, Ref, Rule
 from taso.rules.verifier import terms as algebra
-from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood, OutOfTime, Trail
+from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood, Trail
 from taso.rules.verifier.elements import Elements, Placed
+from taso.rules.verifier.facts import Effort, OutOfTime, TooMuch
 from taso.rules.verifier.polynomials import ONE, ZERO, Poly
 from taso.rules.verifier.simplify import Simplifier
 from taso.rules.verifier.symbolic import SymbolicRule
 
+MOST_DIMENSIONS = (6, 5, 4)
+"""Ranks up to which a proof goes: the first of these that takes no more than `_STEPS`, at least the last."""
+
+_STEPS = 40_000
+
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether a rule was proved, and if not why; the ranks for which cases were found, and how many cases."""
+    """Whether a rule was proved, and if not why; up to which rank, in how many cases."""
 
     done: bool
     reason: str = ""
-    ranks: tuple[str, ...] = ()
+    dimensions: int = 0
     cases: int = 0
 
 
@@ -32,55 +38,79 @@ class _Failure(Exception):
     """The two sides were not found to be equal; carries how they differ."""
 
 
-def prove(rule: Rule, most_dimensions: int, deadline: float, dtypes: Mapping[str, DType] | None = None) -> Proof:
-    """Proves that both sides are equal for variables of at most `most_dimensions` dimensions."""
-    trail = Trail(deadline)
-    ranks: dict[str, None] = {}
+def prove(rule: Rule, seconds: float) -> Proof:
+    """Proves that both sides are equal for all sizes of at least 1, or says why that was not found.
+
+    The same rule always gives the same answer, unless the time runs out.
+    """
+    deadline = time.monotonic() + seconds
+    for most in MOST_DIMENSIONS:
+        try:
+            effort = Effort(deadline, _STEPS if most != MOST_DIMENSIONS[-1] else None)
+            found = _prove(rule, most, effort)
+            return found if not found.done else _element_types(rule, found, deadline)
+        except TooMuch:
+            continue
+        except OutOfTime:
+            break
+        except RecursionError:
+            return Proof(False, "the sizes are nested too deeply in one another")
+    return Proof(False, f"the time allowed, {seconds:g} s, is over")
+
+
+def _prove(rule: Rule, most: int, effort: Effort) -> Proof:
+    trail = Trail(effort)
     cases = 0
     for _ in trail.ways():
         case = Case(trail)
         try:
-            found = _case(rule, case, most_dimensions, dtypes or {})
+            _case(rule, case, most)
         except Inadmissible:
             continue
-        except OutOfTime:
-            return Proof(False, "the time allowed is over", tuple(ranks), cases)
         except (_Failure, NotUnderstood) as failure:
             if case.known.impossible:
                 continue
-            return Proof(False, str(failure), tuple(ranks), cases)
-        if time.monotonic() > deadline:
-            return Proof(False, "the time allowed is over", tuple(ranks), cases)
+            return Proof(False, str(failure), most, cases)
         cases += 1
-        ranks[", ".join(f"{name}: {rank}" for name, rank in found.items())] = None
     if not cases:
-        return Proof(False, "no sizes and settings were found that source and conditions admit")
-    return Proof(True, "", tuple(ranks), cases)
+        return Proof(False, "no sizes and settings were found that source and conditions admit", most)
+    return Proof(True, "", most, cases)
 
 
-def _case(rule: Rule, case: Case, most: int, dtypes: Mapping[str, DType]) -> Mapping[str, int]:
+def _case(rule: Rule, case: Case, most: int) -> None:
+    symbolic, source, target = _typed(rule, case, most, {})
+    for place, (old, new) in enumerate(rule.outputs):
+        type = symbolic.type_at(old, source.types)
+        if type is not None:
+            _same_elements(case, type, (source.nodes, target.nodes), (old, new), symbolic.fills, place)
+
+
+@dataclass(frozen=True)
+class _Side:
+    nodes: Sequence[Placed]
+    types: Sequence[tuple[TensorType, ...]]
+
+
+def _typed(rule: Rule, case: Case, most: int, dtypes: Mapping[str, DType]) -> tuple[SymbolicRule, _Side, _Side]:
+    """Both sides, found to have the same types."""
     symbolic = SymbolicRule(rule, case, most, dtypes)
     try:
-        source, before = symbolic.side(rule.source)
+        source = _Side(*symbolic.side(rule.source))
     except (TasoError, ZeroDivisionError) as error:
         raise Inadmissible(str(error)) from error
     if case.known.contradictory:
         raise Inadmissible("the assumptions contradict one another")
     case.in_source = False
     try:
-        target, after = symbolic.side(rule.target)
+        target = _Side(*symbolic.side(rule.target))
     except (TasoError, ZeroDivisionError) as error:
         raise _Failure(f"the target has no type: {error}") from error
     for place, (old, new) in enumerate(rule.outputs):
-        left, right = symbolic.type_at(old, before), symbolic.type_at(new, after)
+        left, right = symbolic.type_at(old, source.types), symbolic.type_at(new, target.types)
         if left is None or right is None:
             raise _Failure(f"output {place} is missing")
         _same_type(case, left, right, place)
-    for place, (old, new) in enumerate(rule.outputs):
-        left = symbolic.type_at(old, before)
-        if left is not None:
-            _same_elements(case, left, (source, target), (old, new), symbolic.fills, place)
-    return symbolic.tensors.ranks
+    return symbolic, source, target
 
 
 def _same_type(case: Case, left: TensorType, right: TensorType, place: int) -> None:
@@ -93,7 +123,7 @@ def _same_type(case: Case, left: TensorType, right: TensorType, place: int) -> N
 
 
 def _same_elements(
-    case: Case, type: TensorType, sides: tuple[Sequence[Placed], Sequence[Placed]], refs: tuple[object, object],
+    case: Case, type: TensorType, sides: tuple[Sequence[Placed], Sequence[Placed]], refs: tuple[Ref, Ref],
     fills: Mapping[str, algebra.Sum], place: int,
 ) -> None:  # fmt: skip
     index: list[Poly] = []
@@ -105,7 +135,7 @@ def _same_elements(
     found = []
     for nodes, ref in zip(sides, refs, strict=True):
         at = tuple(map(case.known.now, index))
-        found.append(Elements(case, nodes, fills).at(ref, at))  # type: ignore[arg-type]  # outputs are references
+        found.append(Elements(case, nodes, fills).at(ref, at))
     simplifier = Simplifier(case)
     # the second side may have made more known than was when the first was written down
     texts = [algebra.text(simplifier.sum(simplifier.sum(side)), {}) for side in found]
@@ -113,4 +143,37 @@ def _same_elements(
         raise _Failure(f"output {place} at ({', '.join(map(str, index))}): {texts[0]}  ≠  {texts[1]}")
 
 
-__all__ = ["ExpressionError", "Proof", "prove"]
+# ── element types ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _element_types(rule: Rule, proof: Proof, deadline: float) -> Proof:
+    """`proof`, unless another choice of element types is admitted of which it does not hold.
+
+    What type rules say of element types does not depend on sizes, so that one case of each choice is enough. A rule
+    that is not exact applies to floating point alone.
+    """
+    kinds = [DType.FLOAT, DType.DOUBLE]
+    if rule.exactness is Exactness.EXACT:
+        kinds.append(DType.INT64)
+    for choice in product(kinds, repeat=len(rule.variables)):
+        reason = _of_types(rule, proof.dimensions, dict(zip(rule.variables, choice, strict=True)), Effort(deadline))
+        if reason:
+            return Proof(False, reason, proof.dimensions, proof.cases)
+    return proof
+
+
+def _of_types(rule: Rule, most: int, dtypes: Mapping[str, DType], effort: Effort) -> str:
+    trail = Trail(effort)
+    shown = ", ".join(f"{name}: {dtype.name}" for name, dtype in dtypes.items())
+    for _ in trail.ways():
+        case = Case(trail)
+        try:
+            _typed(rule, case, most, dtypes)
+        except Inadmissible:
+            continue
+        except (_Failure, NotUnderstood) as failure:
+            if not case.known.impossible:
+                return f"{failure} ({shown})"
+            continue
+        return ""
+    return ""

@@ -22,6 +22,7 @@ from taso.rules.expression import (
     Unary,
     Value,
     attribute_names,
+    children,
     evaluate,
     value_of,
 )  # fmt: skip
@@ -233,7 +234,10 @@ class SymbolicRule:
         if name == "split":
             return self._sizes(variable, node.n_outputs)
         if name == "shape":
-            return self._sizes(variable, self._case.choose(self.tensors.most + 1))
+            # a Reshape is that of the shape it gives: where nothing else reads the setting, 0 and −1 need no way of
+            # their own (tests/rules/test_verifier.py proves this of Reshape)
+            written_out = op.name == "Reshape" and self._uses(variable) == 1
+            return self._sizes(variable, self._case.choose(self.tensors.most + 1), 1 if written_out else None)
         if first is not None:
             return self._by_rank(op, name, first, variable)
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
@@ -256,8 +260,14 @@ class SymbolicRule:
             return self._axes(rank)
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
 
-    def _sizes(self, variable: str, count: int) -> Value:
-        return tuple(self._case.size(f"{variable}[{i}]", None) for i in range(count))
+    def _uses(self, variable: str) -> int:
+        """How often an attribute variable stands in the rule."""
+        nodes = (*self._rule.source, *self._rule.target)
+        every = [*self._rule.conditions, *(e for node in nodes for _, e in node.attrs)]
+        return sum(_count(e, variable) for e in every)
+
+    def _sizes(self, variable: str, count: int, least: int | None = None) -> Value:
+        return tuple(self._case.size(f"{variable}[{i}]", least) for i in range(count))
 
     def _permutation(self, rank: int) -> Value:
         every = list(permutations(range(rank)))
@@ -284,6 +294,10 @@ def _meanings(op: Operator, inputs: Sequence[TensorType | None], attrs: Attrs) -
 
 
 _ORDERS = frozenset({"<", "<=", ">", ">="})
+
+
+def _count(expr: Expr, name: str) -> int:
+    return int(isinstance(expr, Name) and expr.name == name) + sum(_count(e, name) for e in children(expr))
 
 
 def _speaks_of_weights(expr: Expr) -> bool:
