@@ -21,7 +21,7 @@ from taso.backends.select import get_backend
 from taso.graph import graph as graphs
 from taso.graph import onnx_export, onnx_import
 from taso.graph.builder import GraphBuilder
-from taso.graph.errors import BackendError, GraphError, ModelError
+from taso.graph.errors import BackendError, GraphError, ModelError, SearchError
 from taso.graph.graph import Value
 from taso.rules import collection
 from taso.rules.collection import RuleSource
@@ -177,6 +177,8 @@ def optimize(
     """
     given = _graph(graph)
     limits = Limits(alpha, budget, time_limit)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
         given = _same_class(search.frozen(given, input_shapes or {}))
     settings = _settings(given, backend=backend, threads=threads, rules=rules, exactness=exactness)

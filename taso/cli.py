@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except taso.TasoError as error:
         print(f"taso: {error}", file=sys.stderr)
         return FAILED
+    except MemoryError as error:
+        print(f"taso: there is not enough memory: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("taso: interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
@@ -95,8 +98,19 @@ def _optimize(settings: argparse.Namespace) -> int:
     if not settings.quiet:
         print(best.report.summary(), file=sys.stderr)
     if settings.json:
-        print(json.dumps(best.report.to_dict(), indent=2))
+        _print_json(best.report.to_dict())
     return 0
+
+
+def _print_json(data: dict[str, object]) -> None:
+    """Prints to stdout; whoever closed it early (`| head`) has seen enough."""
+    try:
+        print(json.dumps(data, indent=2), flush=True)
+    except BrokenPipeError:
+        # what is left in the buffer must not raise again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise taso.TasoError(f"the model was written, but not the report: {error.strerror}") from error
 
 
 def _check_output(path: str) -> None:
@@ -104,6 +118,8 @@ def _check_output(path: str) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         raise taso.TasoError(f"cannot write to '{path}': it is a directory")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise taso.TasoError(f"cannot write to '{path}': it is no ordinary file")
     if not os.path.isdir(folder):
         raise taso.TasoError(f"cannot write to '{path}': there is no directory '{folder}'")
     if not os.access(folder, os.W_OK):

@@ -98,8 +98,8 @@ def test_every_case_comes_through_optimize_and_export_with_the_right_answer(name
 
 
 def opted_out(name: str) -> bool:
-    """Tests of onnx whose data its own reference does not reproduce: random ones."""
-    return any(word in name for word in ("bernoulli", "dropout", "random", "multinomial"))
+    """Tests of onnx whose data its own reference does not reproduce: random ones, and Scan 8, which it lacks."""
+    return any(word in name for word in ("bernoulli", "dropout", "random", "multinomial", "test_scan_sum"))
 
 
 @pytest.mark.slow
@@ -126,7 +126,12 @@ def _compare_with_data(before: ModelProto, after: ModelProto, inputs: Sequence[o
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         wanted, found = (models.by_reference(p, feeds) for p in (before, after))  # type: ignore[arg-type]  # arrays
-    assert_close(found, wanted)
+    assert_close(_flat(found), _flat(wanted))
+
+
+def _flat(results: Sequence[object]) -> list[NDArray[np.generic]]:
+    """The tensors among outputs, those in sequences too."""
+    return [np.asarray(a) for r in results for a in (r if isinstance(r, list) else [r])]
 
 
 # ── the light models of onnx ─────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from taso.backends.base import Backend
 from taso.backends.onednn.backend import OneDNNBackend
@@ -21,8 +22,9 @@ def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Bac
     "auto" is oneDNN where its library loads, else the reference; the log says which and why. Raises `BackendError`
     for a name that is none, `BackendUnavailable` where the backend's library is missing.
     """
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise BackendError(f"the number of threads must be a whole number of at least 1, not {threads!r}")
+    most = max(256, 4 * (os.cpu_count() or 1))
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= most):
+        raise BackendError(f"the number of threads must be a whole number from 1 to {most}, not {threads!r}")
     if not isinstance(name, str):
         if not hasattr(name, "compile"):
             raise BackendError(f"a backend is a name or an object with a backend's methods, not {name!r}")
@@ -37,7 +39,7 @@ def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Bac
         raise BackendUnavailable(
             f"the backend '{name}' ({_PLANNED[name]}) is not part of this version of taso; it has {', '.join(NAMES)}"
         )
-    raise BackendError(f"there is no backend '{name}'; known are {', '.join((*NAMES, *_PLANNED))}")
+    raise BackendError(f"there is no backend '{name}'; known are {', '.join(NAMES)}")
 
 
 def _automatic(threads: int | None) -> Backend:

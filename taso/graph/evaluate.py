@@ -219,6 +219,8 @@ def weight_of(value: Value) -> Weight:
 
 def check_feeds(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """`feeds` as arrays, defaults filled in; raises `InputError` for what does not fit the graph's inputs."""
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"inputs are given as a dictionary of arrays by name, not as {type(feeds).__name__}")
     unknown = sorted(set(feeds) - set(graph.input_names))
     if unknown:
         raise InputError(f"the model has no input '{unknown[0]}'; its inputs are {graph.input_names}")

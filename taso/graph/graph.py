@@ -204,6 +204,9 @@ class Graph:
     def set_outputs(self, outputs: Iterable[tuple[str, Value]]) -> None:
         """Names the outputs, in order; the same value may be named twice."""
         named = list(outputs)
+        for name, value in named:
+            if not isinstance(value, Value):
+                raise GraphError(f"output '{name}' must be a tensor of the graph, not {value!r}")
         by_name = dict(named)
         for name, value in named:
             # ONNX lets a file list one value twice under one name

@@ -222,6 +222,9 @@ class _Writer:
         yield from self.graph.input_names
         yield from self.info.input_order
         yield from (name for name, _ in self.graph.outputs)
+        # a value that is gone leaves its type and its quantization behind: nobody else may be called like it
+        yield from self.info.value_infos
+        yield from (TensorAnnotation.FromString(a).tensor_name for a in self.info.annotations)
         for node in self.nodes:
             proto = node.attrs.get("proto")
             if isinstance(proto, bytes) and node.op.has(Trait.OPAQUE):
@@ -597,7 +600,7 @@ def save(
     """
     if opset is not None and checked_opset(opset) != graph.info.opset:
         graph = respelled(graph, opset) or load(export(graph, opset=opset, fold_limit=fold_limit))
-    target = os.path.abspath(os.fspath(path))
+    target = _regular(path)
     outside = external_data if external_data is not None else stored_bytes(graph, fold_limit) > LIMIT
     try:
         if outside:
@@ -620,6 +623,18 @@ def _save_in_two(graph: Graph, target: str, fold_limit: int) -> None:
                 raise ModelError(f"'{target}' is a folder, not a file to write to")
             os.replace(name, data_path)
             os.replace(model_name, target)
+
+
+def _regular(path: str | os.PathLike[str]) -> str:
+    """Where to write: the file that a link leads to. Raises `ModelError` for what is no path, or no ordinary file."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise ModelError(f"a model is saved under the path of a file, not {path!r}")
+    target = os.path.realpath(os.fspath(path))
+    if os.path.isdir(target):
+        raise ModelError(f"'{path}' is a folder, not a file to write to")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise ModelError(f"'{path}' is no ordinary file, and would be lost if a model were written there")
+    return target
 
 
 def _save_in_one(graph: Graph, target: str, fold_limit: int) -> None:

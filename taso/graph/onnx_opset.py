@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import onnx.checker
 import onnx.defs
 import onnx.version_converter
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from taso.graph.errors import ModelError
 from taso.graph.graph import Graph, Node
@@ -54,10 +54,11 @@ def _says(node: Node, opset: int, wanted: int) -> bool:
         proto = node.attrs["proto"]
         return isinstance(proto, bytes) and _unchanged(NodeProto.FromString(proto), opset, wanted)
     try:
-        node.op.spell(node.attrs, [v.type if v is not None else None for v in node.inputs], wanted)
+        said = node.op.spell(node.attrs, [v.type if v is not None else None for v in node.inputs], wanted)
     except Unspellable:
         return False
-    return True
+    known = schema(said.op_type, wanted, node.op.domain)
+    return known is not None and said.attrs.keys() <= known.attributes.keys()
 
 
 def _unchanged(node: NodeProto, opset: int, wanted: int) -> bool:
@@ -77,6 +78,13 @@ def converted(model: ModelProto, opset: int) -> ModelProto:
 
     Raises `ModelError` where the converter cannot say it there, or makes an invalid model of it.
     """
+    given = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    if opset < 13 <= given:
+        for node in _every_node(model.graph):
+            if node.op_type in _FLATTENED_BEFORE_13 and node.domain in ("", "ai.onnx"):
+                # the converter keeps the axis, which there means all axes from it on
+                why = f"{node.op_type} means another thing there"
+                raise ModelError(f"the model cannot be written in opset {opset}: {why}")
     large = [t for t in model.graph.initializer if _size(t) > _SMALL]
     listed = {v.name for v in model.graph.input}
     light = ModelProto()
@@ -94,6 +102,16 @@ def converted(model: ModelProto, opset: int) -> ModelProto:
     except Exception as error:
         raise ModelError(f"the model cannot be written in opset {opset}: {_first_line(error)}") from error
     return result
+
+
+_FLATTENED_BEFORE_13 = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
+
+
+def _every_node(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from _every_node(body)
 
 
 def _without(model: ModelProto, tensors: list[TensorProto]) -> ModelProto:

@@ -64,11 +64,15 @@ def tensor_type(proto: TypeProto, symbols: Symbols) -> TensorType:
     for dim in proto.tensor_type.shape.dim:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        elif dim.dim_param:
+        elif dim.dim_param not in NAMELESS:
             dims.append(SymDim.named(dim.dim_param))
         else:
             dims.append(symbols.fresh())
     return TensorType(dtype, tuple(dims))
+
+
+NAMELESS = ("", "?")
+"""What says of a dimension that it is not known, not which: converters write "?" for height and width alike."""
 
 
 def type_proto(type: TensorType) -> TypeProto:

@@ -51,7 +51,10 @@ def read(path: str | os.PathLike[str]) -> list[Rule]:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RuleError(f"the rule file '{path}' cannot be read: {error}") from error
-        return parse_rules(text, origin=str(path))
+        rules = parse_rules(text, origin=str(path))
+        if not rules:
+            raise RuleError(f"the rule file '{path}' holds no rule")
+        return rules
     return load(path)
 
 

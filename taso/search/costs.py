@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from taso.backends.base import Backend
 from taso.backends.costs import CostDatabase
 from taso.backends.lowering import Kernel
+from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ class CostModel:
     """Seconds per kernel on one backend.
 
     `measured` counts kernels that had to be measured, `known` those found in the database, `seconds` the time spent on
-    measuring. A kernel that fails to run costs `PENALTY`: a candidate that needs it is never better.
+    measuring. A kernel that fails to run costs `PENALTY`: a candidate that needs it is never better. While `lenient`
+    (for the original, which needs what it needs) a formula stands in for such a kernel.
     """
 
     backend: Backend
@@ -32,6 +34,7 @@ class CostModel:
     measured: int = 0
     known: int = 0
     seconds: float = 0.0
+    lenient: bool = False
     failures: dict[str, str] = field(default_factory=dict)
     _device: str = ""
     _costs: dict[Kernel, float] = field(default_factory=dict)
@@ -52,7 +55,7 @@ class CostModel:
             self.known += 1
             return stored
         seconds = self._ask(kernel)
-        if seconds == PENALTY:
+        if kernel.key in self.failures:
             return seconds
         self.measured += 1
         if self.trace is not None:
@@ -65,7 +68,7 @@ class CostModel:
             return self.backend.measure(kernel)
         except (BackendError, MemoryError) as error:
             self.failures[kernel.key] = str(error)
-            log.warning("a kernel could not be measured and is not used: %s (%s)", kernel.key, error)
-            return PENALTY
+            log.warning("a kernel could not be measured: %s (%s)", kernel.key, error)
+            return ReferenceBackend().measure(kernel) if self.lenient else PENALTY
         finally:
             self.seconds += time.perf_counter() - started

@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from taso.backends.base import Backend
-from taso.backends.costs import CostDatabase
-from taso.backends.lowering import flops, is_view, lower
+from taso.backends.lowering import is_view
 from taso.graph.cut import unrunnable, without_unrunnable
-from taso.graph.errors import GraphError, InputError, TasoError
+from taso.graph.errors import BackendError, GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
 from taso.graph.onnx_shapes import fold_shapes, freeze
 from taso.graph.types import Dim, SymDim, symbols_of
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Exactness, Rule, Status
 from taso.search.backtracking import Limits, Outcome, Taken, backtrack
+from taso.search.bodies import optimize_bodies
 from taso.search.costs import CostModel
 from taso.search.progress import progress_line
 from taso.search.result import Report, Rewrite, to_graph
+from taso.search.settings import Settings
 from taso.search.state import Setting, State, initial_state
 from taso.search.store import Store, load
-from taso.search.verify import Timing, compare, programs, race, random_feeds
+from taso.search.verify import Timing, check_program, compare, programs, race, random_feeds
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +35,6 @@ ADMITTED = (Status.PROVED, Status.BOUNDED, Status.TESTED)
 
 LEAST_GAIN = 1e-4
 """Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
-
-
-@dataclass
-class Settings:
-    """How to optimize. `threads` and `backend` say where the result is to run."""
-
-    backend: Backend
-    rules: Sequence[Rule]
-    database: CostDatabase
-    limits: Limits = field(default_factory=Limits)
-    threads: int | None = None
-    verify: bool = True
-    never_slower: bool = True
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 0
-    progress: bool | None = None
-    print_measurements: bool = False
-    check_every_step: bool = False
 
 
 @dataclass
@@ -84,10 +66,14 @@ def given_sizes(graph: Graph, input_shapes: Mapping[str, Sequence[int]]) -> dict
     """Numbers for the symbolic dimensions that `input_shapes` speaks of; raises `InputError` as `measuring_sizes`."""
     sizes: dict[str, int] = {}
     types = dict(zip(graph.input_names, (v.type for v in graph.inputs), strict=True))
+    if not isinstance(input_shapes, Mapping):
+        raise InputError(f"input_shapes maps the names of inputs to shapes, it cannot be {input_shapes!r}")
     for name, shape in input_shapes.items():
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
+            raise InputError(f"input_shapes gives '{name}' {shape!r}, which is no shape")
         if name not in types:
             raise InputError(f"input_shapes names '{name}', but the inputs are {sorted(types)}")
-        if not all(isinstance(size, int) and size > 0 for size in shape):
+        if not all(isinstance(size, int) and 0 < size < 1 << 31 for size in shape):
             raise InputError(f"input_shapes gives '{name}' the shape {tuple(shape)}; sizes are whole numbers above 0")
         declared = types[name].shape
         if declared is None:
@@ -131,7 +117,9 @@ def prepare(graph: Graph, settings: Settings) -> Prepared:
     store = Store(settings.backend.lowering.layouts, graph.info.opset, sizes)
     setting = Setting(store, settings.backend.lowering, costs)
     classes, nodes = load(store, graph)
+    costs.lenient = True
     state = initial_state(setting, nodes, [classes[v] for _, v in graph.outputs])
+    costs.lenient = False
     return Prepared(state, classes, costs, sizes)
 
 
@@ -145,11 +133,14 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
         graph = _folded(graph, settings, report)
+        graph, settings = _with_bodies(graph, settings, report)
         best = _optimized(graph, settings, report)
     except KeyboardInterrupt:
         report.decision = "interrupted before a better graph was found and checked: the original graph"
         report.set_aside, report.rewrites = report.rewrites, []
         best = graph
+    if report.body_rewrites:
+        report.decision += f"; {report.body_rewrites} rewrites in bodies"
     report.total_seconds = time.perf_counter() - started
     return best, report
 
@@ -175,6 +166,26 @@ def _folded(graph: Graph, settings: Settings, report: Report) -> Graph:
     return folded
 
 
+def _with_bodies(graph: Graph, settings: Settings, report: Report) -> tuple[Graph, Settings]:
+    """The graph with its bodies optimized, and what that left of budget and time."""
+    started = time.perf_counter()
+    best = optimize_bodies(graph, settings, report, _best_body)
+    if not report.bodies_expanded:
+        return best, settings
+    limits = replace(
+        settings.limits, budget=max(settings.limits.budget - report.bodies_expanded, 0),
+        time_limit=_left(settings.limits.time_limit, started),
+    )  # fmt: skip
+    return best, replace(settings, limits=limits)
+
+
+def _best_body(graph: Graph, settings: Settings, report: Report) -> Graph:
+    """`optimize` for a body: an interruption ends everything and not this body alone."""
+    graph = _folded(graph, settings, report)
+    graph, settings = _with_bodies(graph, settings, report)
+    return _optimized(graph, settings, report)
+
+
 def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     started = time.perf_counter()
     prepared = prepare(graph, settings)
@@ -187,7 +198,7 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
         outcome = backtrack(
             prepared.state, Matcher(settings.rules), limits, line, settings.check_every_step
         )
-    _describe(report, prepared, outcome)
+    _describe(report, prepared, outcome, time.perf_counter() - started)
     if not outcome.path:
         report.decision = _nothing_found(limits, outcome)
         return graph
@@ -213,7 +224,7 @@ def _nothing_found(limits: Limits, outcome: Outcome) -> str:
     return f"none of the {tried} rewrites that apply lowers the cost: the original graph is the best found"
 
 
-def _describe(report: Report, prepared: Prepared, outcome: Outcome) -> None:
+def _describe(report: Report, prepared: Prepared, outcome: Outcome, seconds: float) -> None:
     statistics = outcome.statistics
     report.cost_before = outcome.initial.cost * 1e3
     report.cost_after = outcome.best.cost * 1e3
@@ -225,12 +236,12 @@ def _describe(report: Report, prepared: Prepared, outcome: Outcome) -> None:
     report.candidates = statistics.candidates
     report.duplicates = statistics.duplicates
     report.stopped = statistics.stopped
-    report.search_seconds = statistics.seconds
+    report.search_seconds = seconds
     report.measuring_seconds = prepared.costs.seconds
     report.kernels_measured = prepared.costs.measured
     report.kernels_known = prepared.costs.known
     for kernel, reason in prepared.costs.failures.items():
-        report.messages.append(f"a kernel could not be measured and was avoided: {kernel}: {reason}")
+        report.messages.append(f"a kernel could not be measured: {kernel}: {reason}")
     if prepared.sizes and prepared.state.setting.store.sizes:
         shown = ", ".join(f"{k}={v}" for k, v in sorted(prepared.sizes.items()))
         report.messages.append(f"measured with {shown}")
@@ -304,14 +315,14 @@ def _timing(graph: Graph, best: Graph, settings: Settings, prepared: Prepared, o
     if stored is not None:
         return Timing(*stored)
     original, candidate = programs(settings.backend, graph, best, settings.threads)
-    timing = race(original, candidate, random_feeds(graph, prepared.sizes, settings.seed))
+    feeds = random_feeds(graph, prepared.sizes, settings.seed)
+    if settings.verify:
+        wrong = check_program(candidate, best, feeds)
+        if wrong:
+            raise BackendError(wrong)
+    timing = race(original, candidate, feeds)
     settings.database.keep_verdict(device, first, second, (timing.original, timing.best, timing.low, timing.high))
     return timing
-
-
-def roofline(graph: Graph, backend: Backend) -> float:
-    """Multiplications and additions of one inference, by the lowered kernels."""
-    return sum(flops(job.kernel) for job in lower(graph, backend.lowering).jobs)
 
 
 __all__ = ["GraphError", "Settings", "measuring_sizes", "optimize", "prepare", "usable"]

@@ -106,6 +106,7 @@ class Report:
     """What `optimize` did. Times in milliseconds; `measured_*` are whole-graph medians, None where nothing was run.
 
     `rewrites` lead to the graph that came back; `set_aside` are those that were found and not kept in the end.
+    `body_rewrites` were taken in bodies of If, Loop and the like, whose search expanded `bodies_expanded` graphs.
     """
 
     backend: str
@@ -120,6 +121,8 @@ class Report:
     kernels_before: int = 0
     kernels_after: int = 0
     shapes_folded: int = 0
+    body_rewrites: int = 0
+    bodies_expanded: int = 0
     rewrites: list[Rewrite] = field(default_factory=list)
     set_aside: list[Rewrite] = field(default_factory=list)
     near_misses: list[tuple[str, float]] = field(default_factory=list)
@@ -141,7 +144,7 @@ class Report:
     @property
     def changed(self) -> bool:
         """Whether the graph that came back differs from the one given."""
-        return bool(self.rewrites or self.shapes_folded)
+        return bool(self.rewrites or self.shapes_folded or self.body_rewrites)
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain data, ready for JSON."""

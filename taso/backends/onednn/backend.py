@@ -78,8 +78,10 @@ class OneDNNBackend:
 
 
 def checked_threads(threads: int) -> int:
-    if threads < 1:
-        raise BackendError(f"the number of threads must be at least 1, not {threads}")
+    most = max(256, 4 * (os.cpu_count() or 1))
+    if not 1 <= threads <= most:
+        # OpenMP ends the process where it cannot start a thread
+        raise BackendError(f"the number of threads must be from 1 to {most}, not {threads}")
     return threads
 
 

@@ -673,6 +673,9 @@ class _Designer:
 
     def reduced(self, step: Step, followers: Sequence[Step], algorithm: str, columns: int) -> None:
         """The reduction of the last `columns` elements, as they lie."""
+        if columns == 1:
+            # oneDNN refuses a reduction that reduces nothing
+            return self.move(step)
         rows = math.prod(self.out_dims)
         src, dst = describe((rows, columns), PLAIN, 1), describe((rows, 1), PLAIN, 1)
         stem = _Stem(
@@ -734,6 +737,8 @@ class _Designer:
             lambda attributes: p.softmax(turned, turned, axis, log=log, attributes=attributes),
             lambda _: {p.SRC: scratch, p.DST: scratch}, _Frame(dims, "turned"),
             finish=lambda: self.reorder(turned, scratch, plain, Place(RESULT)),
+            # off the last axis oneDNN 3.2 reads the second source of a binary post-op wrongly
+            takes=lambda op: isinstance(op, EltwisePostOp),
         )  # fmt: skip
         self.emit(stem, followers)
 

@@ -557,6 +557,8 @@ def _read_pad(node: FileNode) -> Reading:
 
 def _write_pad(attrs: Attrs, types: Types, opset: int) -> Spelling:
     mode, value = attrs.str("mode"), attrs["value"]
+    if mode == "wrap" and opset < 19:
+        raise Unspellable(f"Pad with wrapping cannot be written in ONNX opset {opset}")
     if opset < 11:
         return Spelling("Pad", {"mode": mode, "pads": attrs.ints("pads"), "value": attrs.float("value")}, (0,))
     inputs: list[int | Array | None] = [0, np.asarray(attrs.ints("pads"), np.int64)]

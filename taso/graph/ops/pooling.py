@@ -17,6 +17,7 @@ from taso.graph.operator import (
     Spelling,
     Types,
     Unmodelled,
+    Unspellable,
     register,
 )  # fmt: skip
 from taso.graph.ops.common import one_output, only_attributes, output_loops, present, single_axes
@@ -86,8 +87,11 @@ def _read_pool(node: FileNode, *more: str) -> Reading:
 
 def _write_pool(op: str, attrs: Attrs, opset: int, ceil_since: int, dilations_since: int) -> Spelling:
     said: dict[str, AttrValue] = {**pool_settings(attrs)}
+    plain = {"ceil_mode": not attrs.int("ceil_mode"), "dilations": all(d == 1 for d in attrs.ints("dilations"))}
     for name, since in (("ceil_mode", ceil_since), ("dilations", dilations_since)):
         if opset < since:
+            if not plain[name]:
+                raise Unspellable(f"{op} with {name} cannot be written in ONNX opset {opset}")
             del said[name]
     if said.get("count_include_pad") == 0 and opset < 7:
         del said["count_include_pad"]

@@ -19,6 +19,7 @@ from taso.graph.operator import (
     Spelling,
     Types,
     Unmodelled,
+    Unspellable,
     register,
 )  # fmt: skip
 from taso.graph.ops.common import (
@@ -176,6 +177,8 @@ def _arg_type(op: str, types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 def _write_arg(op: str, attrs: Attrs, opset: int) -> Spelling:
     said = {n: attrs[n] for n in ("axis", "keepdims")}
     if attrs.int("select_last_index"):
+        if opset < 12:
+            raise Unspellable(f"{op} of the last of several cannot be written in ONNX opset {opset}")
         said["select_last_index"] = 1
     return Spelling(op, said, (0,))
 

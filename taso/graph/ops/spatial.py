@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from taso.graph.errors import ShapeError
+from taso.graph.errors import GraphError, ShapeError
 from taso.graph.index import Loop, Meaning, Read, at
 from taso.graph.operator import (
     REQUIRED,
@@ -213,7 +214,7 @@ RESIZE = register(
     )
 )  # fmt: skip
 
-# ── GridSample, RoiAlign, MaxRoiPool: their meaning is that of onnx.reference ────────────────────────────────────
+# ── GridSample, RoiAlign: their meaning is that of onnx.reference; MaxRoiPool ────────────────────────────────────
 
 
 def _grid_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -293,6 +294,36 @@ def _roi_pool_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (x.with_shape((rois.dims[0], x.dims[1], *attrs.ints("pooled_shape"))),)
 
 
+def _roi_pooled(arrays: Sequence[Array | None], attrs: Attrs) -> tuple[Array, ...]:
+    """Largest element of each part of each region; 0 of a part that lies outside (Girshick, Fast R-CNN, section 2.1).
+
+    A region is its image and the first and last column and row, rounded with halves away from 0 after scaling.
+    """
+    x, rois = arrays
+    if x is None or rois is None:
+        raise GraphError("MaxRoiPool needs both its inputs")
+    scale, pooled = attrs.float("spatial_scale"), attrs.ints("pooled_shape")
+    result = np.zeros((len(rois), x.shape[1], *pooled), x.dtype)
+    for number, roi in enumerate(np.asarray(rois, np.float64)):
+        left, top, right, bottom = (math.floor(abs(v) * scale + 0.5) * (1 if v >= 0 else -1) for v in roi[1:])
+        rows = _parts(top, bottom, pooled[0], x.shape[2])
+        columns = _parts(left, right, pooled[1], x.shape[3])
+        for (i, (a, b)), (j, (c, d)) in itertools.product(enumerate(rows), enumerate(columns)):
+            if a < b and c < d:
+                result[number, :, i, j] = x[int(roi[0]), :, a:b, c:d].max((1, 2))
+    return (result,)
+
+
+def _parts(first: int, last: int, parts: int, size: int) -> list[tuple[int, int]]:
+    """Where each of the overlapping parts of a side begins and ends, within the image."""
+    length = max(last - first + 1, 1)
+    edges = [(first + i * length // parts, first - (-(i + 1) * length // parts)) for i in range(parts)]
+    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in edges]
+
+
 MAX_ROI_POOL = register(
-    Operator("MaxRoiPool", _roi_pool_type, {"pooled_shape": REQUIRED, "spatial_scale": 1.0}, arity=(2, 2))
-)
+    Operator(
+        "MaxRoiPool", _roi_pool_type, {"pooled_shape": REQUIRED, "spatial_scale": 1.0}, arity=(2, 2),
+        compute=_roi_pooled,
+    )
+)  # fmt: skip

@@ -20,6 +20,7 @@ from taso.graph.operator import (
     Trait,
     Types,
     Unmodelled,
+    Unspellable,
     register,
 )  # fmt: skip
 from taso.graph.ops.common import (
@@ -188,6 +189,8 @@ def shape_range(rank: int, attrs: Attrs) -> tuple[int, int]:
 
 def _write_shape(attrs: Attrs, types: Types, opset: int) -> Spelling:
     said: dict[str, int] = {}
+    if opset < 15 and (attrs.int("start") or attrs["end"] is not None):
+        raise Unspellable(f"Shape of some axes cannot be written in ONNX opset {opset}")
     if attrs.int("start"):
         said["start"] = attrs.int("start")
     if attrs["end"] is not None:

@@ -88,6 +88,7 @@ class Case:
         self.trail = trail
         self.known = Knowledge(trail.effort)
         self.in_source = True
+        self._broadcasts: dict[tuple[Poly, Poly], Poly] = {}
 
     # ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,6 +187,11 @@ class Case:
             return a
         if a == ONE:
             return b
+        if (a, b) not in self._broadcasts:
+            self._broadcasts[a, b] = self._broadcast(a, b)
+        return self._broadcasts[a, b]
+
+    def _broadcast(self, a: Poly, b: Poly) -> Poly:
         wanted = (is_zero(a - b), is_zero(b - ONE), is_zero(a - ONE))
         clause = tuple((statement,) for statement in wanted)
 

@@ -16,6 +16,7 @@ from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Monomial, Poly, sho
 
 _ROUNDS = 3  # steps from what a question speaks of to what may bear on it
 _FACTS = 90  # inequalities that are combined at most
+_COMBINING = 10  # steps that combining inequalities counts as
 _DEPTH = 12  # alternatives tried one within the other
 _VACUOUS = "vacuous"
 
@@ -52,12 +53,12 @@ class Effort:
     steps: int = 0
     memory: dict[object, object] = field(default_factory=dict)
 
-    def spend(self) -> None:
-        """Counts a step; raises `TooMuch` or `OutOfTime`."""
-        self.steps += 1
+    def spend(self, steps: int = 1) -> None:
+        """Counts steps; raises `TooMuch` or `OutOfTime`."""
+        before, self.steps = self.steps, self.steps + steps
         if self.most is not None and self.steps > self.most:
             raise TooMuch
-        if self.steps % 64 == 0 and time.monotonic() > self.deadline:
+        if before // 64 != self.steps // 64 and time.monotonic() > self.deadline:
             raise OutOfTime
 
 
@@ -102,7 +103,12 @@ class Knowledge:
     def _forget(self) -> None:
         self._now: dict[Poly, Poly] = {}
         self._values: dict[Atom, Poly] = {}
+        self._learnt()
+
+    def _learnt(self) -> None:
+        """Forgets the answers to questions, which may now be others."""
         self._answers: dict[Poly, bool] = {}
+        self._zeros: dict[Poly, bool | None] = {}
 
     # ── atoms ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -114,7 +120,7 @@ class Knowledge:
             made = self._table[key] = Atom(kind, name, args, len(self._table))
         if least is not None and least > self._least.get(made, least - 1):
             self._least[made] = least
-            self._answers.clear()
+            self._learnt()
         return made
 
     def fresh(self, kind: str, least: int | None = None) -> Atom:
@@ -151,7 +157,7 @@ class Knowledge:
     def _add_clause(self, clause: Clause) -> None:
         if clause not in self._clauses:
             self._clauses.append(clause)
-            self._answers.clear()
+            self._learnt()
 
     # ── normal form ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,7 +189,7 @@ class Knowledge:
             return Poly.atom(atom)
         if atom.kind == "quotient":
             # by bounds alone: a longer argument would ask for the value that is being found here
-            return self._quotient(*args, self._answered)
+            return self._quotient(args[0], args[1], self._answered)
         return self.step(*args) if atom.kind == "step" else self._rejoined(*args)
 
     def _rejoined(self, a: Poly, b: Poly) -> Poly:
@@ -232,9 +238,13 @@ class Knowledge:
         for other in poly.atoms:
             if other is not atom and atom in other.within:
                 args = [self.substituted(a, atom, value) for a in other.args]
-                make = {"quotient": self.quotient, "step": self.step, "joined": self._rejoined}[other.kind]
-                values[other] = make(*args)
+                values[other] = self._made(other.kind, args)
         return poly.replace(values)
+
+    def _made(self, kind: str, args: Sequence[Poly]) -> Poly:
+        if kind == "quotient":
+            return self.quotient(args[0], args[1])
+        return self.step(args[0]) if kind == "step" else self._rejoined(args[0], args[1])
 
     def quotient(self, a: Poly, b: Poly) -> Poly:
         """⌊a / b⌋ for b ≥ 1."""
@@ -284,6 +294,8 @@ class Knowledge:
         number = poly.constant
         if number is not None:
             self.contradictory |= number != 0
+        elif self._answered(poly - ONE) or self._answered(-poly - ONE):
+            self.contradictory = True
         elif not (self._assume_whole(poly) or self._assume_ones(poly) or self._solve(poly)):
             self._rewrite(poly)
 
@@ -382,7 +394,7 @@ class Knowledge:
                 self._forget()
                 return
         self._inequalities.extend((poly, -poly))
-        self._answers.clear()
+        self._learnt()
 
     def assume_nonneg(self, poly: Poly) -> None:
         poly = self.now(poly)
@@ -397,7 +409,7 @@ class Knowledge:
         if self._raise_least(poly):
             return
         self._inequalities.append(poly)
-        self._answers.clear()
+        self._learnt()
         self._assume_quotients(poly)
         if len(poly.terms) <= 3 and self.nonneg(-poly):
             self._inequalities.remove(poly)
@@ -423,7 +435,7 @@ class Knowledge:
         self._least[atom] = max(self._least.get(atom, -int(poly.offset)), -int(poly.offset))
         if atom.args:
             self._bounds[atom] = self._least[atom]
-        self._answers.clear()
+        self._learnt()
         if self.nonneg(Poly.number(self._least[atom]) - Poly.atom(atom)):
             self.assume_zero(Poly.atom(atom) - self._least[atom])
         return True
@@ -447,6 +459,11 @@ class Knowledge:
         number = poly.constant
         if number is not None:
             return number == 0
+        if poly not in self._zeros:
+            self._zeros[poly] = self._fresh_zero(poly)
+        return self._zeros[poly]
+
+    def _fresh_zero(self, poly: Poly) -> bool | None:
         if self._told(poly):
             return False
         if self.nonneg(poly - ONE) or self.nonneg(-poly - ONE):
@@ -528,6 +545,7 @@ class Knowledge:
         """poly ≥ 0 because its contrary contradicts what is known."""
         if not all(isinstance(c, int) for c in poly.terms.values()) or self._bounds_alone(poly):
             return False
+        self._effort.spend(_COMBINING)
         return impossible([*self._bearing_on(set(poly.atoms), poly.terms), -poly - ONE])
 
     def _bounds_alone(self, poly: Poly) -> bool:

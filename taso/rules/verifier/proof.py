@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from taso.graph.errors import TasoError
@@ -18,20 +18,21 @@ from taso.rules.verifier.polynomials import ONE, ZERO, Poly
 from taso.rules.verifier.simplify import Simplifier
 from taso.rules.verifier.symbolic import SymbolicRule
 
-MOST_DIMENSIONS = (6, 5, 4)
+MOST_DIMENSIONS = (6, 4)
 """Ranks up to which a proof goes: the first of these that takes no more than `_STEPS`, at least the last."""
 
-_STEPS = 40_000
+_STEPS = 80_000
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether a rule was proved, and if not why; up to which rank, in how many cases."""
+    """Whether a rule was proved, and if not why; up to which rank, in how many cases, and the ranks in the first."""
 
     done: bool
     reason: str = ""
     dimensions: int = 0
     cases: int = 0
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Failure(Exception):
@@ -60,29 +61,31 @@ def prove(rule: Rule, seconds: float) -> Proof:
 
 def _prove(rule: Rule, most: int, effort: Effort) -> Proof:
     trail = Trail(effort)
-    cases = 0
+    cases, ranks = 0, dict[str, int]()
     for _ in trail.ways():
         case = Case(trail)
         try:
-            _case(rule, case, most)
+            found = _case(rule, case, most)
         except Inadmissible:
             continue
         except (_Failure, NotUnderstood) as failure:
             if case.known.impossible:
                 continue
             return Proof(False, str(failure), most, cases)
-        cases += 1
+        cases, ranks = cases + 1, ranks or found
     if not cases:
         return Proof(False, "no sizes and settings were found that source and conditions admit", most)
-    return Proof(True, "", most, cases)
+    return Proof(True, "", most, cases, ranks)
 
 
-def _case(rule: Rule, case: Case, most: int) -> None:
-    symbolic, source, target = _typed(rule, case, most, {})
+def _case(rule: Rule, case: Case, most: int) -> dict[str, int]:
+    """Proves one case; gives the ranks of its variables."""
+    symbolic, source, target = _typed(case, SymbolicRule(rule, case, most), rule)
     for place, (old, new) in enumerate(rule.outputs):
         type = symbolic.type_at(old, source.types)
         if type is not None:
             _same_elements(case, type, (source.nodes, target.nodes), (old, new), symbolic.fills, place)
+    return symbolic.tensors.ranks
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,8 @@ class _Side:
     types: Sequence[tuple[TensorType, ...]]
 
 
-def _typed(rule: Rule, case: Case, most: int, dtypes: Mapping[str, DType]) -> tuple[SymbolicRule, _Side, _Side]:
+def _typed(case: Case, symbolic: SymbolicRule, rule: Rule) -> tuple[SymbolicRule, _Side, _Side]:
     """Both sides, found to have the same types."""
-    symbolic = SymbolicRule(rule, case, most, dtypes)
     try:
         source = _Side(*symbolic.side(rule.source))
     except (TasoError, ZeroDivisionError) as error:
@@ -156,19 +158,20 @@ def _element_types(rule: Rule, proof: Proof, deadline: float) -> Proof:
     if rule.exactness is Exactness.EXACT:
         kinds.append(DType.INT64)
     for choice in product(kinds, repeat=len(rule.variables)):
-        reason = _of_types(rule, proof.dimensions, dict(zip(rule.variables, choice, strict=True)), Effort(deadline))
+        reason = _of_types(rule, proof, dict(zip(rule.variables, choice, strict=True)), Effort(deadline))
         if reason:
             return Proof(False, reason, proof.dimensions, proof.cases)
     return proof
 
 
-def _of_types(rule: Rule, most: int, dtypes: Mapping[str, DType], effort: Effort) -> str:
+def _of_types(rule: Rule, proof: Proof, dtypes: Mapping[str, DType], effort: Effort) -> str:
+    """Why the rule does not hold of these element types; "" where it does, or does not apply."""
     trail = Trail(effort)
     shown = ", ".join(f"{name}: {dtype.name}" for name, dtype in dtypes.items())
     for _ in trail.ways():
         case = Case(trail)
         try:
-            _typed(rule, case, most, dtypes)
+            _typed(case, SymbolicRule(rule, case, proof.dimensions, proof.ranks, dtypes), rule)
         except Inadmissible:
             continue
         except (_Failure, NotUnderstood) as failure:

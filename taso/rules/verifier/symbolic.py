@@ -55,7 +55,7 @@ class LazyType(TensorType):
     _name: str
 
     @property
-    def shape(self) -> Shape:  # type: ignore[override]  # a field of the base class, made when asked for
+    def shape(self) -> Shape:
         return self._tensors.shape(self._name)
 
 
@@ -65,13 +65,15 @@ class Tensors:
 
     case: Case
     most: int
+    given: Mapping[str, int]
+    """Ranks that are not to be chosen."""
 
     def __post_init__(self) -> None:
         self._shapes: dict[str, Shape] = {}
 
     def shape(self, name: str) -> Shape:
         if name not in self._shapes:
-            rank = self.case.choose(self.most + 1)
+            rank = self.given[name] if name in self.given else self.case.choose(self.most + 1)
             self._shapes[name] = tuple(self.case.size(f"{name}.{axis}", 1) for axis in range(rank))
         return self._shapes[name]
 
@@ -86,11 +88,14 @@ class SymbolicRule:
     Raises `Inadmissible` where source or conditions exclude the way.
     """
 
-    def __init__(self, rule: Rule, case: Case, most_dimensions: int, dtypes: Mapping[str, DType]) -> None:
+    def __init__(
+        self, rule: Rule, case: Case, most: int, ranks: Mapping[str, int] | None = None,
+        dtypes: Mapping[str, DType] | None = None,
+    ) -> None:  # fmt: skip
         self._rule = rule
         self._case = case
-        self.tensors = Tensors(case, most_dimensions)
-        self._types = {n: LazyType(self.tensors, n, dtypes.get(n, DType.FLOAT)) for n in rule.variables}
+        self.tensors = Tensors(case, most, ranks or {})
+        self._types = {n: LazyType(self.tensors, n, (dtypes or {}).get(n, DType.FLOAT)) for n in rule.variables}
         self._attrs: dict[str, Value] = {}
         self._open = list(rule.conditions)
         self.fills: dict[str, Sum] = {}

@@ -1,7 +1,7 @@
 """Elements of tensors as sums of terms, and the one text that equal sums have.
 
-A term is  coefficient · Σ over bound indices [guards] · product of factors.  A guard is a polynomial that must be ≥ 0; a
-factor is an element of a variable, a scalar function of sums, or the largest of several sums.
+A term is  coefficient · Σ over bound indices [guards] · product of factors.  A guard is a polynomial that must be ≥ 0;
+a factor is an element of a variable, a scalar function of sums, or the largest of several sums.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def product(left: Sum, right: Sum, fresh: Callable[[Bound], Bound]) -> Sum:
             taken = {atom for atom, _ in a.bound}
             renamed = {atom: fresh((atom, extent)) for atom, extent in b.bound if atom in taken}
             b = rebound(b, renamed) if renamed else b
-            made.append(Term(a.coefficient * b.coefficient, a.bound + b.bound, a.guards + b.guards, a.factors + b.factors))
+            bound, guards, factors = a.bound + b.bound, a.guards + b.guards, a.factors + b.factors
+            made.append(Term(a.coefficient * b.coefficient, bound, guards, factors))
     return tuple(made)
 
 
