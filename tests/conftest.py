@@ -34,3 +34,12 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def formula_backend() -> FormulaBackend:
     """Runs with NumPy; layouts, fusion and costs by a formula: cheap, and the same on every machine."""
     return FormulaBackend()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes many minutes runs where TASO_NIGHTLY is set; elsewhere it is skipped and says so."""
+    if os.environ.get("TASO_NIGHTLY"):
+        return
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.skip(reason="takes many minutes: set TASO_NIGHTLY=1 to run it"))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_rule_of_each_family_is_proved(name: str) -> None:
     assert proof.cases > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(RULES.keys() - FALSE))
 def test_every_rule_of_the_library_is_proved_and_passes_the_trials_too(name: str) -> None:
     judged = verify(RULES[name])
@@ -72,7 +73,7 @@ def test_every_rule_of_the_library_is_proved_and_passes_the_trials_too(name: str
     assert try_rule(RULES[name]).status is Status.TESTED
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("file", "proved"), [("graph_subst.pb", 129), ("generated_depth3.pb", 608)])
 def test_all_published_rules_are_proved_but_for_those_that_the_trials_refute(file: str, proved: int) -> None:
     open_ones = [r for r in published(file) if not prove(r, SECONDS).done]
@@ -201,6 +202,25 @@ def test_a_wrong_rule_is_not_proved(kind: str) -> None:
     proof = prove(_rule(WRONG[kind]), SECONDS)
     assert not proof.done
     assert proof.reason and "time" not in proof.reason
+
+
+def _with_inputs_exchanged(rule: Rule) -> Iterator[Rule]:
+    """The rule with the first two inputs of one node of its target exchanged, and with a condition left out."""
+    for place, node in enumerate(rule.target):
+        if len(node.inputs) > 1:
+            inputs = (node.inputs[1], node.inputs[0], *node.inputs[2:])
+            target = (*rule.target[:place], replace(node, inputs=inputs), *rule.target[place + 1 :])
+            yield replace(rule, target=target)
+    for place in range(len(rule.conditions)):
+        yield replace(rule, conditions=rule.conditions[:place] + rule.conditions[place + 1 :])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_no_variant_of_a_rule_is_both_proved_and_refuted(name: str) -> None:
+    for variant in _with_inputs_exchanged(RULES[name]):
+        if prove(variant, 10.0).done:
+            assert try_rule(variant).status is not Status.REFUTED, variant.name
 
 
 def test_a_counterexample_outweighs_everything() -> None:

@@ -258,6 +258,8 @@ ENLARGE = register(
 
 def _merge_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     w, groups, count = present(types, 0, "MergeGroupConv"), attrs.int("groups"), attrs.int("count")
+    if w.rank < 3:
+        raise ShapeError(f"MergeGroupConv: {show_shape(w.shape)} is not the shape of a convolution's weight")
     if groups % count:
         raise ShapeError(f"MergeGroupConv: {groups} groups cannot be merged by {count}")
     out_channels = w.dims[0]
