@@ -45,8 +45,9 @@ class SplitIndex(Exception):
 
 @dataclass
 class _Decision:
-    """What was chosen, what else could be, and whether there was a choice at all."""
+    """What was asked and chosen, what else could be, and whether there was a choice at all."""
 
+    question: str
     taken: int
     others: list[int]
     forked: bool
@@ -71,12 +72,14 @@ class Trail:
                 return
             self.decisions[-1].taken = self.decisions[-1].others.pop(0)
 
-    def take(self, options: Callable[[], list[int]]) -> tuple[int, bool]:
+    def take(self, question: str, options: Callable[[], list[int]]) -> tuple[int, bool]:
         """(what is taken here, whether there was a choice); `options` is asked the first time only."""
         if self.place == len(self.decisions):
             first, *others = options()
-            self.decisions.append(_Decision(first, others, bool(others)))
+            self.decisions.append(_Decision(question, first, others, bool(others)))
         decision = self.decisions[self.place]
+        if decision.question != question:
+            raise NotUnderstood(f"a way does not repeat: it asks {question} where it asked {decision.question}")
         self.place += 1
         return decision.taken, decision.forked
 
@@ -96,11 +99,12 @@ class Case:
         """One of 0 … count − 1; each is taken on some way."""
         if count < 1:
             raise Inadmissible("there is nothing to choose from")
-        return self.trail.take(lambda: list(range(count)))[0]
+        return self.trail.take(f"one of {count}", lambda: list(range(count)))[0]
 
     def is_zero(self, poly: Poly) -> bool:
         """Whether poly = 0 on this way."""
-        number = self.known.now(poly).constant
+        poly = self.known.now(poly)
+        number = poly.constant
         if number is not None:
             return number == 0
 
@@ -108,7 +112,7 @@ class Case:
             answer = self.known.zero(poly)
             return self._both(poly) if answer is None else [int(answer)]
 
-        taken, forked = self.trail.take(options)
+        taken, forked = self.trail.take(f"{poly} = 0", options)
         if forked:
             if taken:
                 self.known.assume_zero(poly)
@@ -118,7 +122,8 @@ class Case:
 
     def is_nonneg(self, poly: Poly) -> bool:
         """Whether poly ≥ 0 on this way."""
-        number = self.known.now(poly).constant
+        poly = self.known.now(poly)
+        number = poly.constant
         if number is not None:
             return number >= 0
 
@@ -127,14 +132,15 @@ class Case:
                 return [1]
             return [0] if self.known.nonneg(-poly - ONE) else self._both(poly)
 
-        taken, forked = self.trail.take(options)
+        taken, forked = self.trail.take(f"{poly} ≥ 0", options)
         if forked:
             self.known.assume_nonneg(poly if taken else -poly - ONE)
         return bool(taken)
 
     def divides(self, a: Poly, b: Poly, rest: Poly) -> bool:
         """Whether b, at least 1, divides a, which leaves `rest`."""
-        number = self.known.now(rest).constant
+        rest = self.known.now(rest)
+        number = rest.constant
         if number is not None:
             return number == 0
 
@@ -142,7 +148,7 @@ class Case:
             answer = self.known.zero(rest)
             return self._both(rest) if answer is None else [int(answer)]
 
-        taken, forked = self.trail.take(options)
+        taken, forked = self.trail.take(f"{rest} = 0", options)
         if forked and taken:
             self.known.assume_division(a, b)
         elif forked:
@@ -203,7 +209,7 @@ class Case:
             open_one = self.in_source and not all(answer is False for answer in answers)
             return [3] if open_one or self.known.one_of(clause) else [4]
 
-        answer, _ = self.trail.take(options)
+        answer, _ = self.trail.take(f"broadcast {a}, {b}", options)
         if answer == 4:
             raise DimensionMismatch(f"sizes {a} and {b} do not broadcast", 0, 0)
         if answer < 3:

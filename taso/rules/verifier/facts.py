@@ -72,6 +72,7 @@ class Knowledge:
     def __init__(self, effort: Effort) -> None:
         self._effort = effort
         self._table: dict[tuple[str, str, tuple[Poly, ...]], Atom] = {}
+        self._count = self._made_up = 0
         self._solved: dict[Atom, Poly] = {}
         self._least: dict[Atom, int] = {}
         # bounds on atoms that are made of others, which may come to be something else
@@ -87,9 +88,11 @@ class Knowledge:
         self._forget()
 
     def copy(self) -> Knowledge:
-        """The same knowledge, to try an assumption on; the atoms are shared."""
+        """The same knowledge, to try an assumption on."""
         other = Knowledge.__new__(Knowledge)
-        other._table, other._effort = self._table, self._effort
+        # its own new atoms must not change the order of those that are made later
+        other._table, other._effort = dict(self._table), self._effort
+        other._count, other._made_up = self._count, self._made_up
         other._solved, other._least = dict(self._solved), dict(self._least)
         other._bounds = dict(self._bounds)
         other.extents = dict(self.extents)
@@ -117,7 +120,8 @@ class Knowledge:
         key = (kind, name, args)
         made = self._table.get(key)
         if made is None:
-            made = self._table[key] = Atom(kind, name, args, len(self._table))
+            made = self._table[key] = Atom(kind, name, args, self._count)
+            self._count += not args
         if least is not None and least > self._least.get(made, least - 1):
             self._least[made] = least
             self._learnt()
@@ -125,7 +129,8 @@ class Knowledge:
 
     def fresh(self, kind: str, least: int | None = None) -> Atom:
         # no variable of a rule can have this name
-        return self.atom(kind, f"{kind[0]}~{len(self._table)}", least)
+        self._made_up += 1
+        return self.atom(kind, f"{kind[0]}~{self._made_up}", least)
 
     def index(self, kind: str, extent: Poly) -> Atom:
         """A new index that runs from 0 to extent − 1, where the extent is at least 1."""
@@ -344,7 +349,7 @@ class Knowledge:
         return True
 
     def _solve(self, poly: Poly) -> bool:
-        found: list[tuple[bool, bool, int, Atom, Poly]] = []
+        found: list[tuple[bool, bool, tuple[int, int, str], Atom, Poly]] = []
         for monomial, coefficient in poly.terms.items():
             if len(monomial) == 1 and coefficient in (1, -1):
                 atom = monomial[0]
@@ -514,7 +519,7 @@ class Knowledge:
         """poly ≥ 0 by signs and bounds alone."""
         if self._positive(poly):
             return True
-        for atom in sorted((a for a in poly.atoms if a in self.extents), key=lambda a: -a.order):
+        for atom in sorted((a for a in poly.atoms if a in self.extents), key=lambda a: a.order, reverse=True):
             parts = poly.split(atom)
             if parts is None:
                 return False

@@ -19,11 +19,12 @@ class Atom:
 
     __slots__ = ("args", "kind", "name", "order", "within")
 
-    def __init__(self, kind: str, name: str, args: tuple[Poly, ...], order: int) -> None:
+    def __init__(self, kind: str, name: str, args: tuple[Poly, ...], number: int) -> None:
         self.kind = kind
         self.name = name
         self.args = args
-        self.order = order
+        # of what is made of others by what it is made of: when it was first made can differ from run to run
+        self.order = (1, 0, f"{kind} {', '.join(map(str, args))}") if args else (0, number, "")
         inner = (a.within for arg in args for a in arg.atoms)
         self.within: frozenset[Atom] = frozenset({self}).union(*inner)
 

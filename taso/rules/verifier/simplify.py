@@ -68,7 +68,7 @@ class Simplifier:
         for equation in guards:
             if -equation not in guards:
                 continue
-            for atom in sorted((a for a in equation.atoms if a.kind == "free"), key=lambda a: -a.order):
+            for atom in sorted((a for a in equation.atoms if a.kind == "free"), key=lambda a: a.order, reverse=True):
                 parts = equation.split(atom)
                 if parts is not None and parts[0] in (ONE, -ONE):
                     value = -parts[1] if parts[0] == ONE else parts[1]

@@ -128,7 +128,7 @@ class SymbolicRule:
         for node in nodes:
             inputs = tuple(self.type_at(ref, done) for ref in node.inputs)
             attrs = self._settings(node, inputs)
-            types = node.op.types_of(inputs, attrs)
+            types = _types(node.op, inputs, attrs)
             if len(types) != node.n_outputs:
                 raise TasoError(f"{node.op.name} has {len(types)} outputs here, the rule says {node.n_outputs}")
             shapes = tuple(() if t is None else tuple(map(self._case.poly, t.dims)) for t in inputs)
@@ -286,6 +286,14 @@ class SymbolicRule:
     def _axes(self, rank: int) -> Value:
         chosen = self._case.choose(1 << rank)
         return tuple(a for a in range(rank) if chosen >> a & 1)
+
+
+def _types(op: Operator, inputs: Sequence[TensorType | None], attrs: Attrs) -> tuple[TensorType, ...]:
+    try:
+        return op.types_of(inputs, attrs)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        # not how a type rule refuses its inputs, so that it says nothing about them
+        raise NotUnderstood(f"the type rule of {op.name} fails: {error}") from error
 
 
 def _meanings(op: Operator, inputs: Sequence[TensorType | None], attrs: Attrs) -> tuple[Meaning, ...]:
