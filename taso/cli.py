@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import taso
+from taso.graph.onnx_export import checked_target
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -88,7 +89,8 @@ def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 def _optimize(settings: argparse.Namespace) -> int:
     """Searches the graphs equal to an ONNX model for the fastest one and writes it."""
-    _check_output(settings.output)
+    # before the work: a search may take long
+    checked_target(settings.output)
     best = taso.optimize(
         taso.load(settings.model), alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
         threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
@@ -111,19 +113,6 @@ def _print_json(data: dict[str, object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise taso.TasoError(f"the model was written, but not the report: {error.strerror}") from error
-
-
-def _check_output(path: str) -> None:
-    """Refuses, before the work, a path that nothing can be written to."""
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path):
-        raise taso.TasoError(f"cannot write to '{path}': it is a directory")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise taso.TasoError(f"cannot write to '{path}': it is no ordinary file")
-    if not os.path.isdir(folder):
-        raise taso.TasoError(f"cannot write to '{path}': there is no directory '{folder}'")
-    if not os.access(folder, os.W_OK):
-        raise taso.TasoError(f"cannot write to '{path}': the directory '{folder}' is not writable")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -212,3 +213,30 @@ def test_the_command_works_from_another_process(model: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert output.exists() and done.stdout == ""
     assert command_line("--version").stdout.strip() == f"taso {taso.__version__}"
+
+
+def test_a_pipe_as_output_is_refused_before_the_search(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert cli.main(["optimize", str(model), "-o", str(pipe)]) == cli.FAILED
+    assert "no ordinary file" in capsys.readouterr().err and pipe.is_fifo()
+
+
+def test_a_reader_that_left_early_is_no_error(model: Path, tmp_path: Path) -> None:
+    options = ["-q", "--json", "--budget", "0", "-o", str(tmp_path / "o.onnx")]
+    command = [sys.executable, "-m", "taso.cli", "optimize", str(model), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0 and said == b""
+
+
+def test_a_size_beyond_all_memory_is_one_sentence(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--input", "image:99999999999999999999x4x6x6"]
+    assert cli.main(["optimize", str(model), "-o", str(tmp_path / "o.onnx"), *given]) == cli.FAILED
+    assert "sizes are whole numbers" in capsys.readouterr().err

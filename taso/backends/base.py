@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -9,9 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.lowering import Kernel, Lowering
+from taso.graph.errors import BackendError
 from taso.graph.graph import Graph
 
 Array = NDArray[np.generic]
+
+
+def checked_threads(threads: object) -> int:
+    """`threads` as a number of threads that a program may have; raises `BackendError` for anything else."""
+    # OpenMP ends the process where it cannot start a thread
+    most = max(256, 4 * (os.cpu_count() or 1))
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= most:
+        raise BackendError(f"the number of threads must be a whole number from 1 to {most}, not {threads!r}")
+    return threads
 
 
 class Executable(Protocol):

@@ -389,11 +389,6 @@ class Lowering:
         return Operand(t, layout, constant)
 
 
-def is_free(op: Operator) -> bool:
-    """Whether an operator costs nothing in the plain layout: it only renames or reshapes what is there."""
-    return op.has(Trait.SOURCE) or op.has(Trait.IDENTITY) or op.name in _VIEWS
-
-
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 

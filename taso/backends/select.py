@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 
-from taso.backends.base import Backend
+from taso.backends.base import Backend, checked_threads
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError, BackendUnavailable
@@ -22,9 +21,8 @@ def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Bac
     "auto" is oneDNN where its library loads, else the reference; the log says which and why. Raises `BackendError`
     for a name that is none, `BackendUnavailable` where the backend's library is missing.
     """
-    most = max(256, 4 * (os.cpu_count() or 1))
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= most):
-        raise BackendError(f"the number of threads must be a whole number from 1 to {most}, not {threads!r}")
+    if threads is not None:
+        threads = checked_threads(threads)
     if not isinstance(name, str):
         if not hasattr(name, "compile"):
             raise BackendError(f"a backend is a name or an object with a backend's methods, not {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso.graph.errors import GraphError
@@ -306,11 +306,6 @@ def topological(roots: Iterable[Node]) -> list[Node]:
 def _ordered(nodes: list[Node]) -> list[Node]:
     # a node is made after its inputs, so within one table the order of creation is topological
     return sorted(nodes, key=lambda n: n.guid)
-
-
-def walk_values(nodes: Iterable[Node]) -> Iterator[Value]:
-    for node in nodes:
-        yield from node.outputs
 
 
 _SOURCES: dict[str, Operator] = {}

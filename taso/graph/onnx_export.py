@@ -600,7 +600,7 @@ def save(
     """
     if opset is not None and checked_opset(opset) != graph.info.opset:
         graph = respelled(graph, opset) or load(export(graph, opset=opset, fold_limit=fold_limit))
-    target = _regular(path)
+    target = checked_target(path)
     outside = external_data if external_data is not None else stored_bytes(graph, fold_limit) > LIMIT
     try:
         if outside:
@@ -619,14 +619,15 @@ def _save_in_two(graph: Graph, target: str, fold_limit: int) -> None:
         with _temporary(target) as (model_file, model_name):
             model_file.write(model.SerializeToString())
             _finish(model_file)
-            if os.path.isdir(target):
-                raise ModelError(f"'{target}' is a folder, not a file to write to")
             os.replace(name, data_path)
             os.replace(model_name, target)
 
 
-def _regular(path: str | os.PathLike[str]) -> str:
-    """Where to write: the file that a link leads to. Raises `ModelError` for what is no path, or no ordinary file."""
+def checked_target(path: str | os.PathLike[str]) -> str:
+    """Where to write: the file that a link leads to.
+
+    Raises `ModelError` for what is no path, no ordinary file, or lies in a folder that nothing can be written to.
+    """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ModelError(f"a model is saved under the path of a file, not {path!r}")
     target = os.path.realpath(os.fspath(path))
@@ -634,6 +635,11 @@ def _regular(path: str | os.PathLike[str]) -> str:
         raise ModelError(f"'{path}' is a folder, not a file to write to")
     if os.path.exists(target) and not os.path.isfile(target):
         raise ModelError(f"'{path}' is no ordinary file, and would be lost if a model were written there")
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise ModelError(f"'{path}' cannot be written: there is no folder '{folder}'")
+    if not os.access(folder, os.W_OK):
+        raise ModelError(f"'{path}' cannot be written: the folder '{folder}' is not writable")
     return target
 
 

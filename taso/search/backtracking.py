@@ -9,17 +9,15 @@ it changed.
 from __future__ import annotations
 
 import heapq
-import logging
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from taso.graph.errors import GraphError, SearchError
 from taso.rules.matcher import Match, Matcher
 from taso.search.rewrite import Refused, apply
 from taso.search.state import Cycle, Draft, State, check
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a rewrite changes, as long as nothing in `footprint` is touched."""
+    """What a rewrite changes, as long as nothing in `footprint` is touched.
+
+    `constant_bytes` is what it was when it was found: a weight that another rewrite has come to share since is counted
+    by both. The state itself, once made, counts it once.
+    """
 
     cost: float
     fingerprint: int
@@ -75,13 +77,25 @@ class Evaluation:
     footprint: frozenset[int]
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rewrite does not apply, as long as nothing in `footprint` is touched."""
+
+    reason: str
+    footprint: frozenset[int]
+
+
+Key = tuple[object, ...]
+Findings = dict[Key, Evaluation | Refusal]
+
+
 @dataclass
 class Position:
-    """A state with the matches in it and what is known of each."""
+    """A state with the matches in it and what was found out about each."""
 
     state: State
-    matches: dict[tuple[object, ...], Match]
-    evaluations: dict[tuple[object, ...], Evaluation | str]
+    matches: dict[Key, Match]
+    findings: Findings
     path: tuple[Taken, ...]
 
 
@@ -142,7 +156,7 @@ class Backtracking:
         self.progress = progress
         self.verify = verify
         self.statistics = Statistics()
-        self._numbers = iter(range(1 << 62))
+        self._numbers = itertools.count()
         self._seen = {initial.fingerprint}
         self._most_nodes = 2 * initial.size
         self._started = time.perf_counter()
@@ -155,11 +169,11 @@ class Backtracking:
         self._note(best)
         try:
             while queue and not self._spent():
-                candidate = heapq.heappop(queue)
-                if candidate.position is not best and candidate.cost >= self.limits.alpha * best.state.cost:
+                cheapest = heapq.heappop(queue)
+                if cheapest.position is not best and cheapest.cost >= self.limits.alpha * best.state.cost:
                     # a candidate is kept while its cost lies below the bound, and the queue is sorted
                     break
-                position = self._take(candidate)
+                position = self._take(cheapest)
                 if position is None:
                     continue
                 self.statistics.expanded += 1
@@ -205,29 +219,26 @@ class Backtracking:
             draft = self._draft(parent.state, candidate.match)
             state = draft.commit()
         except (Cycle, Refused, GraphError) as reason:
+            # what a cached evaluation cannot know: the nodes above a match decide whether it closes a cycle
             self.statistics.refused += 1
-            parent.evaluations[candidate.match.key] = str(reason)
+            parent.findings[candidate.match.key] = Refusal(str(reason), frozenset())
             return None
         if self.verify:
             check(state)
         taken = Taken(candidate.match, parent.state.cost - state.cost, state.cost)
         return Position(state, *self._inherited(parent, draft, state), (*parent.path, taken))
 
-    def _inherited(
-        self, parent: Position, draft: Draft, state: State
-    ) -> tuple[dict[tuple[object, ...], Match], dict[tuple[object, ...], Evaluation | str]]:
-        """Matches and evaluations of the parent that still hold, and the matches that the rewrite made possible."""
+    def _inherited(self, parent: Position, draft: Draft, state: State) -> tuple[dict[Key, Match], Findings]:
+        """Matches and findings of the parent that still hold, and the matches that the rewrite made possible."""
         matches = {k: m for k, m in parent.matches.items() if all(n in state.made for n in m.nodes)}
         fresh = [n for n in draft.new_nodes if n in state.made]
         for match in self.matcher.find_at(state, fresh):
             matches.setdefault(match.key, match)
         touched = draft.touched().keys()
-        evaluations: dict[tuple[object, ...], Evaluation | str] = {
-            k: e
-            for k, e in parent.evaluations.items()
-            if k in matches and isinstance(e, Evaluation) and e.footprint.isdisjoint(touched)
+        findings: Findings = {
+            k: f for k, f in parent.findings.items() if k in matches and f.footprint and f.footprint.isdisjoint(touched)
         }
-        return matches, evaluations
+        return matches, findings
 
     def _draft(self, state: State, match: Match) -> Draft:
         draft = Draft(state)
@@ -242,7 +253,7 @@ class Backtracking:
         for key in sorted(position.matches):
             match = position.matches[key]
             found = self._evaluation(position, match)
-            if isinstance(found, str):
+            if isinstance(found, Refusal):
                 self.statistics.refused += 1
                 continue
             self.statistics.candidates += 1
@@ -258,8 +269,8 @@ class Backtracking:
             self._report()
             yield Candidate(state.cost + found.cost, fingerprint, next(self._numbers), position, match)
 
-    def _evaluation(self, position: Position, match: Match) -> Evaluation | str:
-        found = position.evaluations.get(match.key)
+    def _evaluation(self, position: Position, match: Match) -> Evaluation | Refusal:
+        found = position.findings.get(match.key)
         if found is not None:
             self.statistics.reused += 1
             return found
@@ -270,9 +281,12 @@ class Backtracking:
                 draft.cost() - state.cost, (draft.fingerprint() - state.fingerprint) & _MASK, draft.size_change(),
                 draft.constant_bytes() - state.constant_bytes, draft.footprint(),
             )  # fmt: skip
-        except (Cycle, Refused, GraphError) as reason:
-            found = str(reason)
-        position.evaluations[match.key] = found
+        except Cycle as reason:
+            found = Refusal(str(reason), frozenset())
+        except (Refused, GraphError) as reason:
+            # it follows from the nodes matched, from what they read, and from who reads what they make
+            found = Refusal(str(reason), frozenset(match.nodes))
+        position.findings[match.key] = found
         return found
 
     def _report(self) -> None:
@@ -283,7 +297,7 @@ class Backtracking:
     def _near_misses(self, best: Position) -> list[NearMiss]:
         """Rewrites that apply to the best state and do not pay, those closest to paying first."""
         found = [
-            NearMiss(best.matches[k], e.cost) for k, e in sorted(best.evaluations.items()) if isinstance(e, Evaluation)
+            NearMiss(best.matches[k], e.cost) for k, e in sorted(best.findings.items()) if isinstance(e, Evaluation)
         ]
         return sorted((m for m in found if m.change >= 0), key=lambda m: m.change)[:20]
 
@@ -296,8 +310,3 @@ def backtrack(
     Raises `SearchError` for limits that make no sense.
     """
     return Backtracking(initial, matcher, limits, progress, verify).run()
-
-
-def rewrites(path: Sequence[Taken]) -> list[str]:
-    """Equations of the rules along a path."""
-    return [t.match.rule.name for t in path]

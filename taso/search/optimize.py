@@ -139,8 +139,10 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
         report.decision = "interrupted before a better graph was found and checked: the original graph"
         report.set_aside, report.rewrites = report.rewrites, []
         best = graph
+    if report.shapes_folded:
+        report.decision += ", with what is known of its shapes folded"
     if report.body_rewrites:
-        report.decision += f"; {report.body_rewrites} rewrites in bodies"
+        report.decision += f", with {report.body_rewrites} rewrites in bodies"
     report.total_seconds = time.perf_counter() - started
     return best, report
 
@@ -325,4 +327,4 @@ def _timing(graph: Graph, best: Graph, settings: Settings, prepared: Prepared, o
     return timing
 
 
-__all__ = ["GraphError", "Settings", "measuring_sizes", "optimize", "prepare", "usable"]
+__all__ = ["Settings", "frozen", "measuring_sizes", "optimize", "prepare", "usable"]

@@ -7,10 +7,11 @@ neighbourhood. Nothing is copied until a draft is taken (`Draft.commit`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from taso.backends.lowering import PLAIN, Group, Kernel, Lowering, Operand, is_free, is_view
+from taso.backends.lowering import PLAIN, Group, Kernel, Lowering, Operand, is_view
 from taso.graph.errors import SearchError
 from taso.graph.onnx_weights import Filled
 from taso.graph.operator import Array, Attrs, Operator, Trait, Weight
@@ -72,28 +73,28 @@ class Setting:
         return self.costs.kernel(Kernel((Operand(t, source, False),), (), (Operand(t, target, False),)))
 
 
-class StateView:
+class StateView(ABC):
     """What states and drafts have in common: the graph as matching and lowering see it."""
 
     setting: Setting
 
-    def producer(self, value: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def producer(self, value: int) -> int: ...
 
-    def outputs(self, node: int) -> tuple[int, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def outputs(self, node: int) -> tuple[int, ...]: ...
 
-    def consumers(self, value: int) -> tuple[int, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def consumers(self, value: int) -> tuple[int, ...]: ...
 
-    def is_output(self, value: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def is_output(self, value: int) -> bool: ...
 
-    def is_live(self, node: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def is_live(self, node: int) -> bool: ...
 
-    def live_nodes(self) -> Iterable[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def live_nodes(self) -> Iterable[int]: ...
 
     def op(self, node: int) -> Operator:
         return self.setting.store.entries[node].op
@@ -116,8 +117,8 @@ class StateView:
     def layout(self, value: int) -> str:
         return self.setting.store.class_layouts[value]
 
-    def memo(self, node: int) -> dict[int, int | None]:
-        raise NotImplementedError
+    @abstractmethod
+    def memo(self, node: int) -> dict[int, int | None]: ...
 
     def content(self, value: int) -> Array | None:
         """The values of a small weight, None for anything else."""
@@ -153,12 +154,20 @@ class State(StateView):
     cost: float = 0.0
     fingerprint: int = 0
     constant_bytes: int = 0
-    order: dict[int, int] = field(default_factory=dict)
     size: int = 0
     _memo: dict[int, int | None] = field(default_factory=dict)
+    _order: dict[int, int] | None = None
 
     def memo(self, node: int) -> dict[int, int | None]:
         return self._memo
+
+    @property
+    def order(self) -> dict[int, int]:
+        """Places of the run-time nodes in an order with producers first."""
+        if self._order is None:
+            run_time = {n: None for n in self.made if is_costed(self, n)}
+            self._order = {n: i for i, n in enumerate(self._sorted(run_time))}
+        return self._order
 
     def producer(self, value: int) -> int:
         return self.producers[value]
@@ -180,10 +189,14 @@ class State(StateView):
 
     def ordered(self) -> list[int]:
         """Live nodes, producers first; the same for the same state."""
+        return self._sorted(self.made)
+
+    def _sorted(self, nodes: Mapping[int, object]) -> list[int]:
+        """These of the live nodes, producers first; raises `Cycle` where one depends on itself."""
         placed: dict[int, None] = {}
         open_nodes: set[int] = set()
         entries = self.setting.store.entries
-        stack = [(n, False) for n in sorted(self.made, reverse=True)]
+        stack = [(n, False) for n in sorted(nodes, reverse=True)]
         while stack:
             node, ready = stack.pop()
             if ready:
@@ -195,7 +208,7 @@ class State(StateView):
                 open_nodes.add(node)
                 stack.append((node, True))
                 needed = (self.producers[c] for c in reversed(_distinct(entries[node].inputs)))
-                stack.extend((n, False) for n in needed if n not in placed)
+                stack.extend((n, False) for n in needed if n in nodes and n not in placed)
         return list(placed)
 
 
@@ -219,7 +232,6 @@ def initial_state(setting: Setting, nodes: Sequence[int], outputs: Sequence[int]
 def _recosted(state: State) -> State:
     """Everything incremental computed from scratch."""
     setting, store = state.setting, state.setting.store
-    state.order = {n: i for i, n in enumerate(state.ordered())}
     state.size = sum(is_costed(state, n) for n in state.made)
     state.kernel_costs, state.layout_costs, state.fingerprint = {}, {}, 0
     for node in state.made:
@@ -477,14 +489,15 @@ class Draft(StateView):
     def check_acyclic(self) -> None:
         """Raises `Cycle` where a new node depends on itself.
 
-        A cycle runs through a class that was redefined, so no node above the highest of those needs a look.
+        A cycle runs through a class that was redefined, so no node above the highest of those needs a look; and never
+        through what depends on weights alone.
         """
         order, parent = self.parent.order, self.parent
-        redefined = [*(v for v in self.producers if v in parent.producers), *self.aliases]
-        floor = min((order[parent.producers[v]] for v in redefined if v in parent.producers), default=0)
+        redefined = [parent.producers[v] for v in (*self.producers, *self.aliases) if v in parent.producers]
+        floor = min((order[n] for n in redefined if n in order), default=0)
         done: set[int] = set()
         for start in self.new_nodes:
-            if self.is_live(start):
+            if self.is_live(start) and is_costed(self, start):
                 self._visit(start, floor, done)
 
     def _visit(self, start: int, floor: int, done: set[int]) -> None:
@@ -501,7 +514,8 @@ class Draft(StateView):
             elif node not in done and (node not in order or order[node] >= floor):
                 open_nodes.add(node)
                 stack.append((node, True))
-                stack.extend((self.producer(c), False) for c in _distinct(self.inputs(node)))
+                producers = (self.producer(c) for c in _distinct(self.inputs(node)))
+                stack.extend((n, False) for n in producers if is_costed(self, n))
 
     # ── what follows from the parent's ───────────────────────────────────────────────────────────────────────────
 
@@ -661,9 +675,8 @@ class Draft(StateView):
             self._total(kernels, layouts), self.fingerprint(), self.constant_bytes(),
             size=parent.size + self.size_change(),
         )  # fmt: skip
-        state.order = {n: i for i, n in enumerate(state.ordered())}
         state._memo = {n: e for n, e in parent._memo.items() if n not in self.touched()}
         return state
 
 
-__all__ = ["Cycle", "Draft", "Setting", "State", "StateView", "initial_state", "is_free", "recomputed"]
+__all__ = ["Cycle", "Draft", "Setting", "State", "StateView", "check", "initial_state", "recomputed"]

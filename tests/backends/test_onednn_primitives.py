@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from taso.backends.onednn import library as onednn_library
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.library import Library, explain_load_error, find_library, library, status_error
 from taso.backends.onednn.primitives import Attributes, DataType, Memory, MemoryDesc, Primitive, Unimplemented
@@ -1134,3 +1136,18 @@ def test_importing_the_layer_loads_no_library() -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}])
+def test_openmp_spins_shortly_unless_the_user_says_otherwise(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen: list[str | None] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: seen.append(os.environ.get("GOMP_SPINCOUNT")))
+    onednn_library._load("libdnnl.so.3")
+    assert seen == [given.get("GOMP_SPINCOUNT") if given else onednn_library._SPIN_COUNT]
+    assert os.environ.get("GOMP_SPINCOUNT") == given.get("GOMP_SPINCOUNT")

@@ -458,3 +458,45 @@ def test_a_sparse_weight_beyond_the_limit_passes_through_and_is_not_written_out(
     assert list(taso.export_onnx(graph).graph.sparse_initializer) == list(proto.graph.sparse_initializer)
     with pytest.raises(ModelError, match="sparse tensor 'w'.*4398046511104 bytes"):
         evaluate_graph(graph, models.random_feeds(proto))
+
+
+# ── where a model may be written ─────────────────────────────────────────────────────────────────────────────────
+
+
+def relu_graph() -> taso.Graph:
+    graph = taso.new_graph()
+    graph.relu(graph.new_input(dims=(2, 3)))
+    return graph
+
+
+def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.onnx", tmp_path / "link.onnx"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    taso.save(relu_graph(), link)
+    assert link.is_symlink()
+    onnx.checker.check_model(onnx.load(real))
+
+
+def test_a_pipe_is_not_replaced_by_a_model(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelError, match="no ordinary file"):
+        taso.save(relu_graph(), pipe)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("", "path"), (None, "path"), (".", "folder"), ("no/such/x.onnx", "no folder")]
+)
+def test_what_is_no_place_for_a_file_gets_one_sentence(
+    path: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        taso.save(relu_graph(), path)  # type: ignore[arg-type]  # None is what is tried
+
+
+def test_outputs_must_be_tensors() -> None:
+    with pytest.raises(taso.GraphError, match="output 'a'"):
+        relu_graph().set_outputs([("a", 3)])  # type: ignore[list-item]  # a number is what is tried

@@ -7,8 +7,10 @@ import onnx
 import onnx.checker
 import onnx.parser
 import pytest
+from searching import FormulaBackend
 
 import taso
+from taso.backends.lowering import Kernel
 from taso.backends.onednn.library import library
 from taso.graph.errors import BackendUnavailable
 from taso.graph.evaluate import evaluate_graph
@@ -164,3 +166,56 @@ def test_a_new_value_does_not_inherit_the_type_of_one_that_is_gone() -> None:
     )  # fmt: skip
     assert "Concat" in [n.op.name for n in best.run_time_nodes]
     onnx.checker.check_model(taso.export_onnx(best), full_check=True)
+
+
+@pytest.mark.parametrize("threads", [0, -3, 100_000, 1.5, "two", True])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_a_number_of_threads_that_makes_no_sense_is_one_sentence(threads: object, backend: str) -> None:
+    graph = taso.new_graph()
+    graph.relu(graph.new_input(dims=(2, 3)))
+    with pytest.raises(taso.BackendError, match="threads must be a whole number from 1 to"):
+        taso.compile(graph, backend=backend, threads=threads)  # type: ignore[arg-type]  # what is tried
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seed": "a"}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"input_shapes": 3}, "input_shapes"),
+        ({"input_shapes": {"input": 3}}, "no shape"),
+        ({"rules": 7}, "rules are a file"),
+    ],
+)
+def test_settings_that_make_no_sense_are_one_sentence(settings: dict[str, object], said: str) -> None:
+    graph = taso.new_graph()
+    graph.relu(graph.new_input(dims=(2, 3)))
+    with pytest.raises(taso.TasoError, match=said):
+        taso.optimize(graph, backend="reference", **settings)  # type: ignore[arg-type]  # what is tried
+
+
+def test_a_program_is_fed_by_name() -> None:
+    graph = taso.new_graph()
+    graph.relu(graph.new_input(dims=(2, 3)))
+    program = taso.compile(graph, backend="reference")
+    for feeds in (None, 5, [np.zeros((2, 3), np.float32)]):
+        with pytest.raises(taso.InputError, match="dictionary"):
+            program(feeds)  # type: ignore[arg-type]  # what is tried
+
+
+def test_a_kernel_of_the_original_that_cannot_be_measured_does_not_hide_what_else_can_be_saved(
+    formula_backend: FormulaBackend,
+) -> None:
+    class Failing(FormulaBackend):
+        def measure(self, kernel: Kernel) -> float:
+            if kernel.anchor is not None and kernel.anchor.op.name == "Sigmoid":
+                raise taso.BackendError("this one never runs")
+            return super().measure(kernel)
+
+    graph = taso.new_graph()
+    x = graph.new_input(dims=(1, 3))
+    graph.transpose(graph.transpose(graph.sigmoid(x), (1, 0)), (1, 0))
+    best = taso.optimize(graph, backend=Failing(), never_slower=False)
+    assert [n.op.name for n in best.run_time_nodes] == ["Sigmoid"]
+    # in milliseconds; a penalty would be a million
+    assert best.report.cost_before < 1000 and any("could not be measured" in m for m in best.report.messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taso.backends.base import Array
+from taso.backends.base import Array, checked_threads
 from taso.backends.lowering import Kernel, Layouts, Lowering, Operand, is_view
 from taso.backends.onednn.executor import Program, threads_in_force
 from taso.backends.onednn.kernels import KERNEL_FORMAT, NotInPlace, OneDNNFusion, design
@@ -29,6 +30,11 @@ _SECONDS_WANTED = 0.02
 _SECONDS_AT_MOST = 0.25
 _SECONDS_PER_SAMPLE = 5e-5
 _ALIGNMENT = 64
+# weights of a kernel that is measured lie in as many places as make up _COLD_BYTES together; where the most copies
+# that are made would fit a second-level cache all the same, one will do
+_COLD_BYTES = 16 << 20
+_MOST_COPIES = 16
+_CACHED_BYTES = 4 << 20
 
 
 class OneDNNBackend:
@@ -58,8 +64,10 @@ class OneDNNBackend:
     def measure(self, kernel: Kernel) -> float:
         """Seconds of one run, on buffers of its own filled with random numbers (the same each time).
 
-        A low quantile of repeated runs after a warm-up. 0 for what moves nothing. Kernels of opaque operators are not
-        run, since nothing says which inputs they take: the reference backend's formula stands in.
+        A low quantile of repeated runs after a warm-up. Runs go round over several copies of the kernel's weights: in a
+        model it meets its weights once per inference, when those of all other kernels have passed through the cache.
+        0 for what moves nothing. Kernels of opaque operators are not run, since nothing says which inputs they take:
+        the reference backend's formula stands in.
         """
         layouts = self.lowering.layouts
         if is_view(kernel) or not kernel.steps and layouts.alike(
@@ -70,19 +78,11 @@ class OneDNNBackend:
         if any(s.op.has(Trait.OPAQUE) for s in kernel.steps) or not all(map(_measurable, tensors)):
             return ReferenceBackend().measure(kernel)
         with threads_in_force(self._library, self.threads), np.errstate(all="ignore"):
-            return timed(_bound(kernel, layouts))
+            return timed(_copies(kernel, layouts))
 
     def compile(self, graph: Graph, threads: int | None = None) -> Program:
         """A program for `graph` on `threads` threads (by default the backend's)."""
         return Program(graph, self.lowering, self.threads if threads is None else checked_threads(threads))
-
-
-def checked_threads(threads: int) -> int:
-    most = max(256, 4 * (os.cpu_count() or 1))
-    if not 1 <= threads <= most:
-        # OpenMP ends the process where it cannot start a thread
-        raise BackendError(f"the number of threads must be from 1 to {most}, not {threads}")
-    return threads
 
 
 @functools.lru_cache(maxsize=1)
@@ -108,12 +108,12 @@ def _measurable(t: TensorType) -> bool:
 
 
 class _RandomSupply:
-    """Constants of a kernel that is measured: random, kept as long as this is."""
+    """Constants of a kernel that is measured: random, laid out in blocks of its own, kept as long as this is."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, arrays: dict[int, Array]) -> None:
         self._kernel = kernel
         self._blocks: dict[tuple[int, str], Block] = {}
-        self._arrays: dict[int, Array] = {}
+        self._arrays = arrays
 
     def array(self, operand: int) -> Array:
         if operand not in self._arrays:
@@ -141,27 +141,37 @@ def random_array(operand: Operand, seed: int) -> Array:
     return values.astype(dtype.numpy, copy=False)
 
 
-def _bound(kernel: Kernel, layouts: Layouts) -> list[tuple[Call, object]]:
-    supply = _RandomSupply(kernel)
-    recipe, shared = design(kernel, layouts, supply), None
-    for operand in recipe.sums:
-        # as in a program, where the memory of what is added last is mostly free
-        try:
-            recipe, shared = design(kernel, layouts, supply, operand), operand
-            break
-        except NotInPlace:
-            continue
-    return _on_buffers(kernel, recipe, shared)
+def _copies(kernel: Kernel, layouts: Layouts) -> list[list[tuple[Call, object]]]:
+    """The kernel bound to weights in several places, as many as it takes to keep them from staying in the cache.
 
-
-def _on_buffers(kernel: Kernel, recipe: Recipe, shared: int | None) -> list[tuple[Call, object]]:
+    What it computes from and into lies in one place: there, in a model, the kernel before has just been.
+    """
+    weights = sum(o.type.nbytes for o in kernel.operands if o.constant)
+    count = min(_MOST_COPIES, -(-_COLD_BYTES // weights)) if weights * _MOST_COPIES > _CACHED_BYTES else 1
+    arrays: dict[int, Array] = {}
+    recipe, shared = _recipe(kernel, layouts, _RandomSupply(kernel, arrays))
+    recipes = [recipe]
+    for _ in range(count - 1):
+        recipes.append(design(kernel, layouts, _RandomSupply(kernel, arrays), shared))
     buffers = [_filled(o, i) for i, o in enumerate(kernel.operands)]
     results = [_buffer(tensor_bytes(r.type)) for r in kernel.results]
     if shared is not None:
         results[0] = buffers[shared]
     scratch = [_buffer(size) for size in recipe.scratch]
-    calls = recipe.bind([b.address for b in buffers], [b.address for b in results], [b.address for b in scratch])
-    return [(call, (kept, buffers, results, scratch, recipe)) for call, kept in calls]
+    kept = (buffers, results, scratch, recipes)
+    places = [[b.address for b in blocks] for blocks in (buffers, results, scratch)]
+    return [[(call, (own, kept)) for call, own in r.bind(*places)] for r in recipes]
+
+
+def _recipe(kernel: Kernel, layouts: Layouts, supply: _RandomSupply) -> tuple[Recipe, int | None]:
+    """How the kernel runs, and the operand whose memory its result takes, as in a program where that is mostly free."""
+    recipe = design(kernel, layouts, supply)
+    for operand in recipe.sums:
+        try:
+            return design(kernel, layouts, supply, operand), operand
+        except NotInPlace:
+            continue
+    return recipe, None
 
 
 def _buffer(size: int) -> Block:
@@ -183,24 +193,24 @@ def _filled(operand: Operand, seed: int) -> Block:
     return block
 
 
-def timed(calls: list[tuple[Call, object]]) -> float:
-    """Seconds that all calls take together: the lower quartile of repeated, warmed-up runs, each of some 50 µs."""
-    runs = [call for call, _ in calls]
+def timed(copies: list[list[tuple[Call, object]]]) -> float:
+    """Seconds that one copy's calls take: the lower quartile of repeated, warmed-up rounds, each of some 50 µs."""
+    rounds = itertools.cycle([[call for call, _ in calls] for calls in copies])
 
     def once() -> None:
-        for run in runs:
+        for run in next(rounds):
             if run():
                 raise BackendError("oneDNN failed to run a kernel that was to be measured")
 
     started = time.perf_counter()
-    once()
-    first = time.perf_counter() - started
-    if first > _SECONDS_AT_MOST:
-        return first
-    once()
+    for _ in copies:
+        once()
+    if time.perf_counter() - started > _SECONDS_AT_MOST * len(copies):
+        return (time.perf_counter() - started) / len(copies)
     started = time.perf_counter()
-    once()
-    estimate = max(time.perf_counter() - started, 1e-7)
+    for _ in copies:
+        once()
+    estimate = max((time.perf_counter() - started) / len(copies), 1e-7)
     batch = max(1, math.ceil(_SECONDS_PER_SAMPLE / estimate))
     samples: list[float] = []
     spent, budget = 0.0, min(max(_SECONDS_WANTED, 3 * estimate), _SECONDS_AT_MOST)
@@ -226,4 +236,4 @@ def _stable(samples: list[float]) -> bool:
     return ordered[len(ordered) // 2] < 1.01 * ordered[0]
 
 
-__all__ = ["OneDNNBackend", "checked_threads", "processor", "random_array", "timed"]
+__all__ = ["OneDNNBackend", "processor", "random_array", "timed"]

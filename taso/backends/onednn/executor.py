@@ -625,7 +625,7 @@ class Program:
             unknown = next(v for v in _needed(bound) if not _known(v.type))
             log.warning(
                 "the shape of what %s gives is known at run time only: the graph is evaluated node by node",
-                unknown.node.op.name,
+                unknown.node.op.label,
             )
         return _Evaluated(self._graph)
 

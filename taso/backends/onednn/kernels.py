@@ -43,7 +43,7 @@ from taso.graph.ops.pooling import pool_settings
 from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType, TensorType
 
-KERNEL_FORMAT = 1
+KERNEL_FORMAT = 2
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 _MOST_POST_OPS = 32
@@ -248,10 +248,6 @@ class _Designer:
         if not layouts_alike(self.layouts, operand.type, operand.layout, layout):
             raise Unimplemented(f"an operand lies {operand.layout} and is needed {layout}")
         return describe(operand.type.static_shape, layout, self.block)
-
-    def need_floats(self) -> None:
-        if any(o.type.dtype is not DType.FLOAT for o in (*self.kernel.operands, *self.kernel.results)):
-            raise Unimplemented("oneDNN computes in float32 only here")
 
     # ── launches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
