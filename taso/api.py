@@ -26,6 +26,7 @@ from taso.graph.graph import Value
 from taso.rules import collection
 from taso.rules.collection import RuleSource
 from taso.rules.pattern import Exactness, Rule
+from taso.rules.writing import rule
 from taso.search import optimize as search
 from taso.search.backtracking import Limits
 from taso.search.optimize import Settings, measuring_sizes, prepare, usable
@@ -157,6 +158,7 @@ def optimize(
     time_limit: float | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     freeze: bool = False,
+    rule_statuses: Sequence[str] = ("proved",),
     exactness: Sequence[str] = ("exact", "reassociates"),
     verify: bool = True,
     never_slower: bool = True,
@@ -166,14 +168,29 @@ def optimize(
     """The fastest graph found that computes what `graph` computes; `best.report` says how it came about.
 
     `alpha` and `budget` are TASO's: a candidate is kept while its cost is below `alpha` times the best, and
-    `budget` bounds the graphs taken off the queue. `rules` are a file, a `Rule` or a list of such instead of the
-    packaged library. `time_limit` bounds measuring and search together, in seconds; the final comparison comes on
-    top. `input_shapes` gives the shapes to measure at where they are symbolic; with `freeze` the result is for
-    these shapes alone, and its inputs, outputs and value infos say so. `verify` compares outputs with the
-    original's on random inputs; `never_slower` ends with a measurement of both whole graphs and gives the original
-    back unless the best is faster. `graph` itself is never changed.
+    `budget` bounds the graphs taken off the queue. `rules` (below) and `exactness` ("exact", "reassociates",
+    "approximates") say which rewrites to take. `time_limit` bounds measuring and search together, in seconds; the
+    final comparison comes on top. `input_shapes` gives the shapes to measure at where they are symbolic; with `freeze`
+    the result is for these shapes alone, and its inputs, outputs and value infos say so. `verify` compares outputs
+    with the original's on random inputs; `never_slower` ends with a measurement of both whole graphs and gives the
+    original back unless the best is faster. `graph` itself is never changed.
 
-    Raises `SearchError` for settings that make no sense, `ModelError` for a model that cannot be read.
+    `rules` are the packaged ones, or one of these, or a list of these, read from left to right:
+
+    - the path of a rule file, TASO's or ours, or of a text ("….rules");
+    - an equation, `"Relu(Relu(x)) => Relu(x)"`, with its condition and exactness behind it if need be
+      (`"… => … where rank(x) == 2 exact: exact"`; the language is that of `taso.rules.text`), or a `taso.rule`;
+    - `"-NAME"`, which takes away the rule of that name, or `"+NAME"`, which adds a packaged one; * stands for any
+      letters. Where a list begins with a name the packaged rules come first: `["-merge-*"]` is the library without
+      some of its rules, `["+*", "my.rules"]` the library and a file.
+    - a mapping of names to True or False (not in a list) switches packaged rules on or off.
+
+    What is not in the library is judged before it is used, as `taso rules verify` does. Of a file the rules that are
+    not proved are passed over, with a warning; for an equation that is a `RuleError`, which tells the counterexample.
+    `rule_statuses` may admit "bounded" and "tested" beside "proved".
+
+    Raises `SearchError` for settings that make no sense, `RuleError` for rules that cannot be read or used,
+    `ModelError` for a model that cannot be read.
     """
     given = _graph(graph)
     limits = Limits(alpha, budget, time_limit)
@@ -181,7 +198,7 @@ def optimize(
         raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
         given = _same_class(search.frozen(given, input_shapes or {}))
-    settings = _settings(given, backend=backend, threads=threads, rules=rules, exactness=exactness)
+    settings = _settings(given, backend=backend, threads=threads, rules=_usable(rules, exactness, rule_statuses))
     settings.limits, settings.verify, settings.never_slower = limits, verify, never_slower
     settings.seed, settings.progress = seed, progress
     settings.sizes = {k: v for k, v in measuring_sizes(given, input_shapes or {}).items() if isinstance(v, int)}
@@ -201,26 +218,28 @@ def _same_class(graph: graphs.Graph) -> Graph:
 
 
 def _settings(
-    graph: Graph, *, backend: str | Backend, threads: int | None, rules: RuleSource | None = None,
-    exactness: Sequence[str] = ("exact", "reassociates"),
-) -> Settings:  # fmt: skip
+    graph: Graph, *, backend: str | Backend, threads: int | None, rules: Sequence[Rule] = ()
+) -> Settings:
     return Settings(
-        get_backend(backend, threads), _usable(rules, exactness), _database(), threads=threads,
+        get_backend(backend, threads), rules, _database(), threads=threads,
         sizes={k: v for k, v in measuring_sizes(graph, {}).items() if isinstance(v, int)},
         print_measurements=graph.prints_measurements,
     )  # fmt: skip
 
 
-def _usable(rules: RuleSource | None, exactness: Sequence[str]) -> list[Rule]:
+def _usable(rules: RuleSource | None, exactness: Sequence[str], statuses: Sequence[str]) -> list[Rule]:
     known = {e.value: e for e in Exactness}
     for name in exactness:
         if name not in known:
             raise GraphError(f"exactness '{name}' is not one of {sorted(known)}")
-    given = list(collection.library()) if rules is None else collection.gather(rules)
-    for rule in collection.refused(given):
-        why = rule.certificate.counterexample or rule.certificate.reason
-        log.warning("not used, because it is %s: %s (%s)", rule.status.value, rule.name, why)
-    return usable(given, [known[e] for e in exactness])
+    admissible = {s.value: s for s in collection.ADMISSIBLE}
+    names = [statuses] if isinstance(statuses, str) else statuses
+    for name in names:
+        if name not in admissible:
+            raise SearchError(f"rule_statuses is a list of {', '.join(admissible)}; '{name}' is none of these")
+    wanted = [admissible[name] for name in names]
+    given = collection.library() if rules is None else collection.admitted(rules, wanted)
+    return usable(given, [known[e] for e in exactness], wanted)
 
 
 _databases: dict[str, CostDatabase] = {}
@@ -243,5 +262,5 @@ def _graph(graph: GraphLike) -> Graph:
 
 __all__ = [
     "BackendError", "Graph", "Report", "Tensor", "compile", "export_onnx", "load", "load_onnx", "new_graph", "optimize",
-    "save",
+    "rule", "save",
 ]  # fmt: skip

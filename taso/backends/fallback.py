@@ -13,6 +13,8 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.lowering import Kernel
+from taso.backends.recurrent import RECURRENT, recurrent
+from taso.backends.resizing import resize
 from taso.graph.errors import BackendError
 from taso.graph.evaluate import evaluate_operator
 from taso.graph.operator import Attrs, Operator, Types
@@ -22,6 +24,7 @@ from taso.graph.types import DType, TensorType
 
 ElementFunction = Callable[[Sequence[Array], Array, Attrs], object]
 Run = Callable[[Sequence[Array], Sequence[Array]], object]
+OptionalRun = Callable[[Sequence["Array | None"], Sequence[Array]], object]
 
 _REAL = frozenset({DType.FLOAT, DType.DOUBLE})
 _INTEGER = frozenset(
@@ -151,8 +154,15 @@ def _plain_cast(types: Types, result: TensorType) -> bool:
 # ── moves of data, and sums, between plain tensors ───────────────────────────────────────────────────────────────
 
 
-def mover(op: Operator, attrs: Attrs, types: Types, results: Sequence[TensorType]) -> Run | None:
-    """What computes `op` from plain arrays into plain arrays, None where only its definition does."""
+def mover(op: Operator, attrs: Attrs, types: Types, results: Sequence[TensorType]) -> OptionalRun | None:
+    """What computes `op` from plain arrays (None: an absent input) into plain ones, None if only its definition can."""
+    if any(t is None for t in types) or op.name in RECURRENT:
+        return recurrent(op, attrs, types)
+    run = _mover(op, attrs, types, results)
+    return None if run is None else lambda inputs, outs: run([a for a in inputs if a is not None], outs)
+
+
+def _mover(op: Operator, attrs: Attrs, types: Types, results: Sequence[TensorType]) -> Run | None:
     first = types[0] if types else None
     if op.domain or first is None or any(t is not None and t.dtype not in _HELD for t in (*types, *results)):
         return None
@@ -206,7 +216,7 @@ def _tile(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
 
 def _pad(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
     if attrs.str("mode") != "constant":
-        return None
+        return _pad_by_index(attrs, x)
     pads, sizes, wide = attrs.ints("pads"), x.static_shape, out.static_shape
     before = pads[: x.rank]
     source = tuple(slice(max(0, -b), max(0, min(n, w - b))) for b, n, w in zip(before, sizes, wide, strict=True))
@@ -218,6 +228,26 @@ def _pad(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
         outs[0].fill(value)
         np.copyto(outs[0][target], inputs[0][source])
+
+    return run
+
+
+def _pad_by_index(attrs: Attrs, x: TensorType) -> Run | None:
+    """Padding with elements of the tensor itself: which one goes where is known beforehand."""
+    mode, pads = attrs.str("mode"), attrs.ints("pads")
+    if mode not in ("reflect", "edge", "wrap") or min(pads) < 0 or 0 in x.static_shape:
+        return None
+    sides = zip(x.static_shape, pads[: x.rank], pads[x.rank :], strict=True)
+    places = [np.pad(np.arange(n), (before, after), mode=mode) for n, before, after in sides]  # type: ignore[call-overload]  # a mode of NumPy's by now
+    changed = [axis for axis, n in enumerate(x.static_shape) if len(places[axis]) != n]
+
+    def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+        array = inputs[0]
+        for axis in changed:
+            last = axis == changed[-1]
+            array = array.take(places[axis], axis, out=outs[0] if last else None, mode="clip")
+        if not changed:
+            np.copyto(outs[0], array)
 
     return run
 
@@ -243,7 +273,7 @@ _REDUCERS: dict[str, np.ufunc] = {
 
 def _reduce(name: str) -> Callable[[Attrs, TensorType, TensorType], Run | None]:
     def make(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
-        if x.dtype not in _REAL:
+        if x.dtype not in _REAL or 0 in x.static_shape:
             return None
         axes = reduced_axes(x, attrs, name)
         kept = tuple(1 if a in axes else n for a, n in enumerate(x.static_shape))
@@ -267,7 +297,7 @@ def _reduce(name: str) -> Callable[[Attrs, TensorType, TensorType], Run | None]:
 
 
 def _matmul(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
-    if x.dtype is not DType.DOUBLE or out.rank < 1:
+    if x.dtype not in _REAL or out.rank < 1:
         return None
     return lambda inputs, outs: np.matmul(inputs[0], inputs[1], out=outs[0])
 
@@ -280,6 +310,7 @@ _MOVERS: dict[str, Callable[[Attrs, TensorType, TensorType], Run | None]] = {
     "Expand": _expand,
     "Tile": _tile,
     "Pad": _pad,
+    "Resize": resize,
     "Gather": _gather,
     "MatMul": _matmul,
     **{name: _reduce(name) for name in _REDUCERS},

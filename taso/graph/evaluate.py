@@ -28,7 +28,7 @@ def evaluate_node(node: Node, arrays: Sequence[Array | None], *, wide: bool = Fa
     """Outputs of `node` on `arrays`, one per input (None where an optional one is left out).
 
     Floating point is computed in float64 and rounded to the declared type, or, with `wide`, left in float64.
-    Raises `GraphError` where nothing says what the operator means.
+    Raises `GraphError` where nothing says what the operator means, or it means nothing for these arrays.
     """
     types = [v.type if v is not None else None for v in node.inputs]
     return evaluate_operator(node.op, node.attrs, types, [v.type for v in node.outputs], arrays, wide=wide)
@@ -51,13 +51,28 @@ def evaluate_operator(
     if op.compute is not None:
         given = [a if a is None or not t or not t.dtype.is_float else a.astype(np.float64, copy=False)
                  for a, t in zip(arrays, actual, strict=True)]  # fmt: skip
-        return _in_types(op.compute(given, attrs), results, wide)
+        try:
+            return _in_types(op.compute(given, attrs), results, wide)
+        except (IndexError, ValueError, ZeroDivisionError) as error:
+            # an index among the inputs that points outside, for one: no type tells it
+            raise GraphError(f"{op.name} cannot be computed of these inputs: {error}") from error
     meanings = _meanings(op, attrs, actual)
     if meanings is not None and op.has(Trait.MOVES_DATA):
         return _moved(meanings, arrays)
     if meanings is not None and all(t.dtype.is_float for t in results):
         return _in_floats(meanings, results, arrays, wide)
     return _by_reference(op, attrs, actual, results, arrays, wide)
+
+
+def defined(node: Node) -> bool:
+    """Whether the values of `node` come of its meaning, which has one for all inputs of its types."""
+    if node.op.has(Trait.OPAQUE) or node.op.compute is not None:
+        return False
+    if node.op.has(Trait.IDENTITY):
+        return True
+    types = [v.type if v is not None else None for v in node.inputs]
+    floats = all(v.type.dtype.is_float for v in node.outputs)
+    return (floats or node.op.has(Trait.MOVES_DATA)) and _meanings(node.op, node.attrs, types) is not None
 
 
 def _meanings(op: Operator, attrs: Attrs, types: Types) -> tuple[Meaning, ...] | None:
@@ -98,9 +113,22 @@ class _AsStored:
         raise GraphError("an operator that moves data multiplies nothing")
 
 
+class _AsBits(_AsStored):
+    """The same, for elements of one byte that are given as bytes."""
+
+    def constant(self, value: Fraction) -> Array:
+        return super().constant(value).view(np.uint8)
+
+
 def _moved(meanings: Sequence[Meaning], arrays: Sequence[Array | None]) -> tuple[Array, ...]:
     given = next(a for a in arrays if a is not None)
-    return tuple(evaluate(m, arrays, _AsStored(given.dtype)) for m in meanings)
+    if given.dtype.kind == "O":
+        return tuple(onnx_reference.texts(evaluate(m, arrays, _AsStored(given.dtype))) for m in meanings)
+    if given.dtype.kind != "f" or given.dtype.itemsize > 1:
+        return tuple(evaluate(m, arrays, _AsStored(given.dtype)) for m in meanings)
+    # NumPy does not know its own name for FLOAT8E5M2 again, and makes no strided views of it: its bits are moved
+    bits = [a.view(np.uint8) if a is not None and a.dtype == given.dtype else a for a in arrays]
+    return tuple(evaluate(m, bits, _AsBits(given.dtype)).view(given.dtype) for m in meanings)
 
 
 def _in_floats(
@@ -160,7 +188,8 @@ def _widened(array: Array) -> Array:
 
 def _double_attrs(attrs: Attrs) -> Attrs:
     def double(value: AttrValue) -> AttrValue:
-        return DType.DOUBLE if isinstance(value, DType) and value.is_float else value
+        # what is rounded to eight bits or fewer is quantised, and means to be
+        return DType.DOUBLE if isinstance(value, DType) and value.is_float and value.itemsize > 1 else value
 
     return Attrs({name: double(value) for name, value in attrs.items()})
 

@@ -128,10 +128,12 @@ class Known:
             return self._symbolic(node, [a for a in arrays if a is not None], index)
         numbers = [self(v) if v is not None else None for v in node.inputs]
         try:
-            return evaluate_node(node, numbers)[index]
+            found = evaluate_node(node, numbers)[index]
         except GraphError:
             # an opaque operator that the reference does not know: its value is not known either
             return None
+        # where the reference makes something else of it than inference does, it is not known which is right
+        return found if found.shape == node.outputs[index].type.shape else None
 
     def _symbolic(self, node: Node, arrays: Sequence[Array], index: int) -> Array | None:
         """The result of `node` on whole numbers, None in it where that is not known, or None for all of it."""

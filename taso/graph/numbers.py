@@ -29,15 +29,6 @@ def _softplus(x: Floats) -> Floats:
     return np.logaddexp(x, 0.0)
 
 
-def _gelu(x: Floats) -> Floats:
-    return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
-
-
-def _gelu_tanh(x: Floats) -> Floats:
-    inner: Floats = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
-
-
 def _hard_sigmoid(x: Floats, alpha: Floats, beta: Floats) -> Floats:
     return np.clip(alpha * x + beta, 0, 1)
 
@@ -64,10 +55,6 @@ def _thresholded(x: Floats, alpha: Floats) -> Floats:
 
 def _shrink(x: Floats, bias: Floats, bound: Floats) -> Floats:
     return np.where(x < -bound, x + bias, np.where(x > bound, x - bias, 0 * bias))
-
-
-def _swish(x: Floats, alpha: Floats) -> Floats:
-    return x * _sigmoid(alpha * x)
 
 
 @dataclass(frozen=True)
@@ -124,10 +111,6 @@ SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {
     "sign": ScalarFunction(1, np.sign),
     "softplus": ScalarFunction(1, _softplus),
     "softsign": ScalarFunction(1, lambda x: x / (1 + np.abs(x))),
-    "gelu": ScalarFunction(1, _gelu),
-    "gelu_tanh": ScalarFunction(1, _gelu_tanh),
-    "mish": ScalarFunction(1, lambda x: x * np.tanh(_softplus(x))),
-    "hard_swish": ScalarFunction(1, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
     "hard_sigmoid": ScalarFunction(3, _hard_sigmoid),
     "elu": ScalarFunction(2, _elu),
     "selu": ScalarFunction(3, _selu),
@@ -136,7 +119,6 @@ SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {
     "celu": ScalarFunction(2, _celu),
     "thresholded_relu": ScalarFunction(2, _thresholded),
     "shrink": ScalarFunction(3, _shrink),
-    "swish": ScalarFunction(2, _swish),
     "tan": ScalarFunction(1, np.tan),
     "sinh": ScalarFunction(1, np.sinh),
     "cosh": ScalarFunction(1, np.cosh),
@@ -211,9 +193,25 @@ class Modular:
 
     def call(self, function: str, args: Sequence[Array]) -> Array:
         exact = SCALAR_FUNCTIONS[function].exact
+        if function == "pow":
+            return self._power(args[0], args[1])
         if exact is None:
             return self._random(function, args)
         return exact(self.p, *args)
+
+    def _power(self, base: Array, exponent: Array) -> Residues:
+        """x¹, x², x³, √x, 1 / x and 1 / √x as what they are, any other power as an unknown function."""
+        found = self._random("pow", (base, exponent))
+        squared = self.call("mul", (base, base))
+        root = self.call("sqrt", (base,))
+        known = {
+            Fraction(1): base, Fraction(2): squared, Fraction(3): self.call("mul", (squared, base)),
+            Fraction(1, 2): root, Fraction(-1): _inverse(np.asarray(base, np.int64), self.p),
+            Fraction(-1, 2): _inverse(np.asarray(root, np.int64), self.p),
+        }  # fmt: skip
+        for number, value in known.items():
+            found = np.where(exponent == self.constant(number), value, found).astype(np.int64)
+        return found
 
     def _random(self, function: str, args: Sequence[Array]) -> Residues:
         """A keyed hash of the arguments, uniform modulo p (splitmix64's finalizer)."""

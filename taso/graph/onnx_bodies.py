@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from taso.graph.errors import GraphError, ModelError
 from taso.graph.evaluate import weight_of
@@ -87,7 +87,7 @@ def with_bodies(graph: Graph, changed: Mapping[Node, Sequence[tuple[Body, Graph]
         types = [v.type for v in node.outputs]
         if node not in changed:
             return fresh.make(node.op, inputs, node.attrs, types, node.origin).outputs
-        attrs = _rewritten(node, changed[node], names)
+        attrs = _rewritten(node, changed[node], names, graph.info.ir_version)
         old, new = _captures(node.attrs["captures"]), _captures(attrs["captures"])
         own = len(inputs) - len(old)
         by_name = dict(zip(old, inputs[own:], strict=True))
@@ -256,13 +256,17 @@ def _with_weights(inner: Graph, captured: Sequence[str], outer: Mapping[str, Val
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rewritten(node: Node, changed: Sequence[tuple[Body, Graph]], outer: set[str]) -> dict[str, AttrValue]:
+def _rewritten(
+    node: Node, changed: Sequence[tuple[Body, Graph]], outer: set[str], ir_version: int
+) -> dict[str, AttrValue]:
     """The attributes of `node` with other bodies; new names in them are none of the names `outer`."""
     proto = _proto(node)
     before = all_names(proto)
     for body, graph in changed:
         target = bodies(proto)[body.position]
         target.CopyFrom(_written(target, body, graph))
+        if ir_version < 4:
+            _without_initializers(target, body, node.attrs.int("opset"))
     inside = outer | before | all_names(proto)
 
     def fresh(name: str) -> str:
@@ -293,6 +297,21 @@ def _written(old: GraphProto, body: Body, graph: Graph) -> GraphProto:
     if strange:
         raise GraphError(f"{body.label} would read '{sorted(strange)[0]}', which it did not read before")
     return written
+
+
+def _without_initializers(target: GraphProto, body: Body, opset: int) -> None:
+    """Makes initializers Constant nodes: up to IR version 3 they would have to be inputs, which the node feeds."""
+    for tensor in target.initializer:
+        if opset < 9 and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
+            raise GraphError(f"a Constant of opset {opset} cannot hold what {body.label} would: whole numbers")
+    constants = [
+        NodeProto(op_type="Constant", output=[t.name], attribute=[helper.make_attribute("value", t)])
+        for t in target.initializer
+    ]
+    rest = list(target.node)
+    target.ClearField("initializer")
+    target.ClearField("node")
+    target.node.extend([*constants, *rest])
 
 
 def _with_inputs(graph: Graph, outside: Mapping[Weight, str]) -> Graph:

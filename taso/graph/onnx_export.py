@@ -378,7 +378,7 @@ class _Writer:
         if isinstance(original, External):
             tensor = self.proto.initializer.add()
             _describe(tensor, original.tensor, name)
-            self.store.store(tensor, _mapped(original.data))
+            self.store.store(tensor, Held(len(original.held), original.held.lease))
         elif isinstance(original, Initializer):
             self._copy(self.proto.initializer.add(), original.tensor, name)
         else:
@@ -411,10 +411,10 @@ class _Writer:
         node.CopyFrom(original.node)
         node.output[:] = [name]
         said, target = original.node.attribute[0], node.attribute[0]
-        if original.data is not None:
+        if original.held is not None:
             target.ClearField("t")
             _describe(target.t, said.t, said.t.name)
-            self.store.store(target.t, _mapped(original.data))
+            self.store.store(target.t, Held(len(original.held), original.held.lease))
         elif not isinstance(self.store, _Inside) and said.HasField("t"):
             target.ClearField("t")
             self._copy(target.t, said.t, said.t.name)
@@ -450,7 +450,11 @@ class _Writer:
         """The name of a constant that became an attribute: the weight that it was in the file, or a new initializer."""
         dtype = DType.from_numpy(array.dtype)
         key = (dtype, array.shape, array.tobytes())
-        for weight in self.info.literals.get(node, ()):
+        given = self.info.literals.get(node, ())
+        if len(given) == 1 and _same_numbers(given[0].array(), array):
+            # in the element type that the file has it in, too: runtimes know OneHot and CumSum in some types alone
+            return self._weight(given[0])
+        for weight in given:
             if (weight.type.dtype, weight.type.shape) == key[:2] and weight.array().tobytes() == key[2]:
                 return self._weight(weight)
         if key not in self.literals:
@@ -534,10 +538,6 @@ def written_nodes(graph: Graph, folded: set[Node]) -> list[Node]:
     return [node for node in graph.nodes if node in live]
 
 
-def _mapped(data: memoryview) -> Held:
-    return Held(len(data), lambda: data)
-
-
 def _bytes_of(load: Callable[[], Array], type: TensorType) -> Held:
     return Held(bytes_needed(type), lambda: array_bytes(load(), type.dtype))
 
@@ -568,6 +568,12 @@ def stored_bytes(graph: Graph, fold_limit: int = SLACK) -> int:
     weights = [weight_of(v) for v in read if v.node.constant and v.node.op.has(Trait.SOURCE)]
     weights.extend(graph.info.input_defaults.values())
     return total + sum(map(stored_weight_bytes, weights))
+
+
+def _same_numbers(one: Array, other: Array) -> bool:
+    if one.dtype == object or one.size != other.size:
+        return False
+    return bool((one.reshape(-1) == other.reshape(-1)).all())
 
 
 def export(graph: Graph, *, opset: int | None = None, fold_limit: int = SLACK) -> ModelProto:
@@ -677,5 +683,3 @@ def _open_to_others(name: str) -> None:
     mask = os.umask(0)
     os.umask(mask)
     os.chmod(name, 0o666 & ~mask)
-
-

@@ -219,8 +219,11 @@ def spell(op: Operator, attrs: Attrs, types: Types, opset: int) -> tuple[NodePro
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# elements of fewer than eight bits lie side by side in a byte, the first in the lowest bits
-BITS = {DType.UINT4: 4, DType.INT4: 4, DType.FLOAT4E2M1: 4, DType.UINT2: 2, DType.INT2: 2}
+# elements of fewer than eight bits lie side by side, the first in the lowest bits of the first byte
+BITS = {
+    DType.UINT4: 4, DType.INT4: 4, DType.FLOAT4E2M1: 4, DType.UINT2: 2, DType.INT2: 2, DType.FLOAT6E2M3: 6,
+    DType.FLOAT6E3M2: 6,
+}  # fmt: skip
 _LITTLE = sys.byteorder == "little"
 
 
@@ -250,8 +253,12 @@ def array_bytes(array: Array, dtype: DType) -> memoryview:
 
 
 def _packed(array: Array, bits: int) -> NDArray[np.uint8]:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if 8 % bits:
+        # an element lies across two bytes
+        return np.packbits(np.unpackbits(flat[:, None], axis=1, count=bits, bitorder="little"), bitorder="little")
     lanes = 8 // bits
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & np.uint8((1 << bits) - 1)
+    flat = flat & np.uint8((1 << bits) - 1)
     rows = np.concatenate([flat, np.zeros(-flat.size % lanes, np.uint8)]).reshape(-1, lanes)
     shifted = rows << (np.arange(lanes, dtype=np.uint8) * np.uint8(bits))
     joined: NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=1)
@@ -283,6 +290,9 @@ def array_of_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...
 
 def _unpacked(data: NDArray[np.uint8], dtype: DType, size: int) -> Array:
     bits = BITS[dtype]
+    if 8 % bits:
+        rows = np.unpackbits(data, count=size * bits, bitorder="little").reshape(size, bits)
+        return np.packbits(rows, axis=1, bitorder="little").reshape(-1).view(dtype.numpy)
     lanes = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
     flat = ((data[:, None] >> lanes) & np.uint8((1 << bits) - 1)).reshape(-1)[:size]
     return np.ascontiguousarray(flat, np.uint8).view(dtype.numpy)
@@ -304,8 +314,9 @@ def _array_of_fields(proto: TensorProto, dtype: DType) -> Array:
         return np.asarray(parts, np.float32 if dtype is DType.COMPLEX64 else np.float64).view(dtype.numpy)
     # what is left is stored by its bits
     stored = np.asarray(proto.int32_data, np.int32)
-    if dtype in BITS:
+    if dtype in BITS and 8 % BITS[dtype] == 0:
         return _unpacked(stored.astype(np.uint8), dtype, math.prod(proto.dims))
+    # of six bits, too, each number is one element
     return stored.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy)
 
 

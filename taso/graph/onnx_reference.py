@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from taso.graph.errors import GraphError
 from taso.graph.graph import Node
+from taso.graph.onnx_corrected import Loop, LpNormalization, Scan
 from taso.graph.onnx_protos import all_names, spell, tensor_proto, type_proto
 from taso.graph.operator import Array, Attrs, Operator, Trait, Types
 from taso.graph.types import DType, TensorType
@@ -58,7 +59,15 @@ def _array(result: Array) -> Array:
     if isinstance(result, list) or result is None:
         return result
     array = np.asarray(result)
-    return array.astype(object) if array.dtype.kind in "SU" else array
+    return texts(array) if array.dtype.kind in "SUO" else array
+
+
+def texts(array: Array) -> Array:
+    """An array of strings; the empty one is what filling with zero means (Pad 19 to 25)."""
+    items = [i if isinstance(i, (str, bytes)) else "" for i in array.reshape(-1).tolist()]
+    found: Array = np.empty(len(items), object)
+    found[:] = items
+    return found.reshape(array.shape)
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +81,7 @@ def _evaluator(
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
     try:
-        return ReferenceEvaluator(model), wanted
+        return _reference(model), wanted
     except Exception as error:
         newer = _converted(model, opsets[""])
         if newer is None:
@@ -80,11 +89,17 @@ def _evaluator(
         return newer, wanted
 
 
+def _reference(model: ModelProto) -> ReferenceEvaluator:
+    opset = next(said.version for said in model.opset_import if said.domain == "")
+    # Scan of version 8 is another operator, which the reference does not know either
+    return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, *([Scan] if opset >= 9 else [])])
+
+
 def _converted(model: ModelProto, opset: int) -> ReferenceEvaluator | None:
     """The model in the next opset that the reference knows (it lacks some old versions), by ONNX's own converter."""
     for version in range(opset + 1, NEWEST + 1):
         try:
-            return ReferenceEvaluator(onnx.version_converter.convert_version(model, version))
+            return _reference(onnx.version_converter.convert_version(model, version))
         except Exception as error:
             log.debug("not in opset %d either: %s", version, error)
     return None

@@ -1,22 +1,75 @@
 """Weights of ONNX files: initializers, external data, Constant and ConstantOfShape nodes, made into arrays when asked.
 
-No array is kept here: an initializer's values stay in the protobuf, or in the mapped file, that they came in.
+No array is kept here: an initializer's values stay in the protobuf, or in the mapped file, that they came in. Pages of
+a mapped file are given back to the system as soon as nothing reads them any more.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, helper
 
 from taso.graph.errors import ModelError
 from taso.graph.onnx_protos import BITS, array_of, array_of_bytes, element_type
 from taso.graph.operator import Array, Weight
 from taso.graph.types import DType, TensorType
+
+# ── files in memory ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Mapped:
+    """Bytes of a file that is mapped into memory, which are resident only while something reads them.
+
+    What `lease` gives reads them from the file. Once nothing that was made from it is left, their pages are dropped
+    (madvise, MADV_DONTNEED): the system has them in its cache still, but the process no longer holds them. So what has
+    laid a weight out in its own way need not think of the file's copy, and what works on the file's bytes keeps them.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._leased: weakref.ref[NDArray[np.uint8]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def lease(self) -> memoryview:
+        """The bytes, for as long as it or an array over it lives."""
+        if len(self._data) < mmap.PAGESIZE:
+            return self._data
+        window = self._leased() if self._leased is not None else None
+        if window is None:
+            window = np.frombuffer(self._data, np.uint8)
+            self._leased = weakref.ref(window)
+            # no one waits for pages when the process ends
+            weakref.finalize(window, drop_pages, self._data).atexit = False
+        return window.data
+
+
+_AROUND = 1 << 21
+"""Bytes that a fault may make resident at once, beginning at a multiple of it: a huge page."""
+
+
+def drop_pages(data: memoryview) -> None:
+    """Gives back the pages of `data`, bytes of a file mapped for reading; does nothing to other bytes.
+
+    So it does with what reading them brought in around them. Who reads dropped pages, now or later, gets them from the
+    file again.
+    """
+    mapped = data.obj
+    if not isinstance(mapped, mmap.mmap) or not data.readonly or not hasattr(mapped, "madvise"):
+        return
+    begin, address = (np.frombuffer(b, np.uint8).ctypes.data for b in (mapped, data))
+    first = max(address // _AROUND * _AROUND, begin)
+    last = min(-(-(address + len(data)) // _AROUND) * _AROUND, begin + len(mapped))
+    mapped.madvise(mmap.MADV_DONTNEED, first - begin, last - first)
+
 
 # ── the forms in which files hold weights ────────────────────────────────────────────────────────────────────────
 
@@ -33,7 +86,12 @@ class External:
     """A tensor whose bytes lie in another file, mapped into memory."""
 
     tensor: TensorProto
-    data: memoryview
+    held: Mapped
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes; who no longer needs them lets go of them."""
+        return self.held.lease()
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +103,15 @@ class Sparse:
 
 @dataclass(frozen=True, eq=False)
 class ConstantNode:
-    """A Constant node; `data` where its tensor's bytes lie in another file."""
+    """A Constant node; `held` where its tensor's bytes lie in another file."""
 
     node: NodeProto
-    data: memoryview | None = None
+    held: Mapped | None = None
+
+    @property
+    def data(self) -> memoryview | None:
+        """The bytes of its tensor where they lie in another file; who no longer needs them lets go of them."""
+        return None if self.held is None else self.held.lease()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +136,11 @@ class ExternalFiles:
         self._folder = folder
         self._own = own
         self._mapped: dict[str, memoryview] = {}
+        if own is not None:
+            # cutting tensors out of it has read around each
+            drop_pages(own)
 
-    def bytes_of(self, tensor: TensorProto) -> memoryview:
+    def bytes_of(self, tensor: TensorProto) -> Mapped:
         """The bytes of `tensor`; raises `ModelError` where they are not there as it says."""
         said = {e.key: e.value for e in tensor.external_data}
         location = said.get("location", "")
@@ -88,7 +154,7 @@ class ExternalFiles:
                 f"tensor '{tensor.name}' wants bytes {offset} to {stop} of '{said.get('location')}', "
                 f"which has only {len(whole)}"
             )
-        return whole[offset:stop]
+        return Mapped(whole[offset:stop])
 
     def _map(self, location: str, tensor: str) -> memoryview:
         path = self._path(location, tensor)
@@ -172,7 +238,7 @@ def tensor_weight(tensor: TensorProto, files: ExternalFiles, name: str = "") -> 
     return Weight(type, _loader(tensor, data, type), name or tensor.name, original)
 
 
-def _checked_data(tensor: TensorProto, files: ExternalFiles) -> memoryview | None:
+def _checked_data(tensor: TensorProto, files: ExternalFiles) -> Mapped | None:
     """The mapped bytes of an external tensor, None for one with its own data; sizes are compared with the shape."""
     type = stated_type(tensor)
     if tensor.HasField("segment"):
@@ -207,32 +273,32 @@ def _check_own_data(tensor: TensorProto, type: TensorType) -> None:
     elif type.dtype in (DType.COMPLEX64, DType.COMPLEX128):
         parts = tensor.float_data if type.dtype is DType.COMPLEX64 else tensor.double_data
         found, wanted, what = len(parts), 2 * type.size, "parts"
-    elif type.dtype in BITS:
+    elif type.dtype in BITS and 8 % BITS[type.dtype] == 0:
         found, wanted, what = len(tensor.int32_data), bytes_needed(type), "bytes"
     else:
-        # the small floats are stored by their bits
+        # the small floats are stored by their bits, each on its own
         counted = getattr(tensor, _COUNTED.get(type.dtype, "int32_data"))
         found, wanted, what = len(counted), type.size, "elements"
     if found != wanted:
         raise ModelError(f"tensor '{tensor.name}' of type {type} needs {wanted} {what} and has {found}")
 
 
-def _loader(tensor: TensorProto, data: memoryview | None, type: TensorType) -> Callable[[], Array]:
+def _loader(tensor: TensorProto, data: Mapped | None, type: TensorType) -> Callable[[], Array]:
     if data is None:
         return lambda: array_of(tensor)
     held = data
     if type.other is not None:
         return lambda: array_of(embedded(tensor, held))
-    return lambda: array_of_bytes(held, type.dtype, type.static_shape)
+    return lambda: array_of_bytes(held.lease(), type.dtype, type.static_shape)
 
 
-def embedded(tensor: TensorProto, data: memoryview) -> TensorProto:
+def embedded(tensor: TensorProto, data: Mapped) -> TensorProto:
     """A copy of an external tensor that holds its own data."""
     copy = TensorProto()
     copy.CopyFrom(tensor)
     copy.ClearField("data_location")
     copy.ClearField("external_data")
-    copy.raw_data = bytes(data)
+    copy.raw_data = bytes(data.lease())
     return copy
 
 

@@ -44,6 +44,8 @@ class DType(enum.Enum):
     FLOAT8E8M0 = 24
     UINT2 = 25
     INT2 = 26
+    FLOAT6E2M3 = 27
+    FLOAT6E3M2 = 28
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
@@ -91,7 +93,8 @@ def _numpy_types() -> dict[DType, np.dtype[np.generic]]:
         DType.BFLOAT16: "bfloat16", DType.FLOAT8E4M3FN: "float8_e4m3fn", DType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
         DType.FLOAT8E5M2: "float8_e5m2", DType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz", DType.UINT4: "uint4",
         DType.INT4: "int4", DType.FLOAT4E2M1: "float4_e2m1fn", DType.FLOAT8E8M0: "float8_e8m0fnu",
-        DType.UINT2: "uint2", DType.INT2: "int2",
+        DType.UINT2: "uint2", DType.INT2: "int2", DType.FLOAT6E2M3: "float6_e2m3fn",
+        DType.FLOAT6E3M2: "float6_e3m2fn",
     }  # fmt: skip
     table: dict[DType, np.dtype[np.generic]] = {d: np.dtype(t) for d, t in plain.items()}
     table.update({d: np.dtype(getattr(ml_dtypes, n)) for d, n in small.items() if hasattr(ml_dtypes, n)})

@@ -1,51 +1,66 @@
-"""Where rules come from: the packaged library, files, and lists; and the gate that each passes before it is used."""
+"""Where rules come from: the packaged library, files, equations, names; and the gates that each passes before use."""
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Union
+from typing import NamedTuple, Union
 
 from taso.graph.errors import RuleError
 from taso.rules.format import load
-from taso.rules.pattern import Rule, Status
-from taso.rules.tester import test_rule
+from taso.rules.pattern import Certificate, Rule, Status
 from taso.rules.text import parse_rules
+from taso.rules.verifier import verify
 
-RuleSource = Union[str, os.PathLike[str], Rule, Sequence[Union[str, "os.PathLike[str]", Rule]]]
+log = logging.getLogger(__name__)
+
+RuleItem = Union[str, "os.PathLike[str]", Rule]
+RuleSource = Union[RuleItem, Mapping[str, bool], Sequence[RuleItem]]
+
+ADMISSIBLE = (Status.PROVED, Status.BOUNDED, Status.TESTED)
+GATE_SECONDS = 20.0
+"""Time allowed for the proof of a rule that a user brings along."""
+
+_SHOWN = 5
 
 
 @cache
 def library() -> tuple[Rule, ...]:
-    """The packaged rules, in order of preference."""
+    """The packaged rules, in order of preference; raises `RuleError` where two have one identifier."""
     folder = resources.files("taso.rules.library")
     found: list[Rule] = []
     for name in sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".pb")):
         with resources.as_file(folder / name) as path:
             found.extend(load(path))
+    twice = [name for name, count in Counter(r.id for r in found).items() if count > 1]
+    if twice:
+        raise RuleError(f"several packaged rules are called '{twice[0]}'")
     return tuple(found)
 
 
-def gather(source: RuleSource) -> list[Rule]:
-    """Rules from a file (protocol buffers, or text where the name ends in .rules), a rule, or a list of such.
+def statement(rule: Rule) -> tuple[object, ...]:
+    """What a rule says, apart from its name and what is known of it."""
+    return rule.source, rule.target, rule.outputs, rule.conditions, rule.exactness
 
-    What a file says of a rule's status is not trusted: each is tried again. Raises `RuleError` for files that cannot be
-    read.
-    """
-    if isinstance(source, Rule):
-        return [judged(source)]
-    if isinstance(source, (str, os.PathLike)):
-        return [judged(r) for r in read(source)]
-    if not isinstance(source, Sequence):
-        raise RuleError(f"rules are a file, a Rule, or a list of such, not {source!r}")
-    return [rule for item in source for rule in gather(item)]
+
+@cache
+def _packaged() -> dict[tuple[object, ...], Rule]:
+    return {statement(r): r for r in library()}
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read(path: str | os.PathLike[str]) -> list[Rule]:
-    """The rules of a file, as they stand there."""
+    """The rules of a file (protocol buffers, or text where the name ends in .rules), as they stand there."""
     if str(path).endswith(".rules"):
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -58,12 +73,145 @@ def read(path: str | os.PathLike[str]) -> list[Rule]:
     return load(path)
 
 
+def is_equation(text: object) -> bool:
+    """Whether a string is the text of a rule, and no file's name."""
+    return isinstance(text, str) and "=>" in text
+
+
+def equations(text: str) -> list[Rule]:
+    """The rules that a text says (`taso.rules.text`); its parts may stand in one line: "… => … where … exact: …"."""
+    return parse_rules(re.sub(r"[ \t]+(where|exact:)[ \t]+", r"\n\1 ", text))
+
+
+# ── what a user asks for ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Given(NamedTuple):
+    rule: Rule
+    own: bool
+    """Whether it was handed over itself, and not as one of a file's."""
+
+
+def gather(source: RuleSource, *, small: bool = True) -> list[Rule]:
+    """The rules that `source` speaks of, each judged; `taso.optimize` says what `source` can be.
+
+    What a file says of a rule's status is not trusted. Raises `RuleError` for what cannot be read, or names no rule.
+    """
+    return [judged(given.rule, small) for given in _given(source)]
+
+
+def admitted(source: RuleSource, statuses: Sequence[Status] = (Status.PROVED,)) -> list[Rule]:
+    """Those rules of `source` that a search may take, which are those of the given statuses.
+
+    Of a file's rules the others are passed over, with a warning that says why. Raises `RuleError` for one that was
+    handed over itself, naming the counterexample or the reason.
+    """
+    taken, passed_over = list[Rule](), list[Rule]()
+    for rule, own in _given(source):
+        found = judged(rule, Status.BOUNDED in statuses)
+        if found.status in statuses:
+            taken.append(found)
+        elif own:
+            raise RuleError(f"the rule {found.name} is not used: {refusal(found)}{_advice(found)}")
+        else:
+            passed_over.append(found)
+    for rule in passed_over[:_SHOWN]:
+        log.warning("not used: %s: %s", rule.name, refusal(rule))
+    if len(passed_over) > _SHOWN:
+        log.warning("and %d more rules are not used: see taso rules verify", len(passed_over) - _SHOWN)
+    return taken
+
+
+def refusal(rule: Rule) -> str:
+    """Why a rule is no better than its status, as a sentence."""
+    why = rule.certificate.counterexample or rule.certificate.reason or "no reason is known"
+    return f"it is {rule.status.value} ({why})"
+
+
+def _advice(rule: Rule) -> str:
+    return f"; rule_statuses admits what is {rule.status.value}" if rule.status in ADMISSIBLE else ""
+
+
+def _given(source: RuleSource) -> list[_Given]:
+    """The rules asked for, read from left to right, each statement once."""
+    items = _items(source)
+    taken: dict[tuple[object, ...], _Given] = {}
+    if items and _is_name(items[0]):
+        taken.update((statement(r), _Given(r, False)) for r in library())
+    for item in items:
+        if _is_name(item):
+            _switch(taken, str(item))
+        else:
+            for given in _added(item):
+                taken.setdefault(statement(given.rule), given)
+    return list(taken.values())
+
+
+def _items(source: RuleSource) -> list[RuleItem]:
+    if isinstance(source, Mapping):
+        for name, on in source.items():
+            if not isinstance(name, str) or not isinstance(on, bool):
+                raise RuleError(f"a mapping of rules says True or False of names, not {on!r} of {name!r}")
+        # an empty mapping changes nothing of the library, as one of names does
+        return [f"+{name}" if on else f"-{name}" for name, on in source.items()] or ["+*"]
+    if isinstance(source, (str, os.PathLike, Rule)):
+        return [source]
+    if not isinstance(source, Sequence):
+        raise RuleError(f"rules are a file, an equation, a Rule, names, or a list of such, not {source!r}")
+    for item in source:
+        if not isinstance(item, (str, os.PathLike, Rule)):
+            raise RuleError(f"rules are a file, an equation, a Rule, names, or a list of such, not {item!r}")
+    return list(source)
+
+
+def _is_name(item: RuleItem) -> bool:
+    return isinstance(item, str) and item[:1] in ("+", "-") and not is_equation(item)
+
+
+def _added(item: RuleItem) -> Iterator[_Given]:
+    if isinstance(item, Rule):
+        yield _Given(item, True)
+    elif isinstance(item, str) and is_equation(item):
+        yield from (_Given(r, True) for r in equations(item))
+    else:
+        yield from (_Given(r, False) for r in read(item))
+
+
+def _switch(taken: dict[tuple[object, ...], _Given], item: str) -> None:
+    """Adds the packaged rules of a name (+name), or takes away those called so (-name); * stands for anything."""
+    pattern = item[1:]
+    known = list(library()) if item[0] == "+" else [g.rule for g in taken.values()]
+    meant = [r for r in known if r.id and fnmatchcase(r.id, pattern)]
+    if not meant:
+        near = difflib.get_close_matches(pattern, [r.id for r in known], 1)
+        raise RuleError(f"no rule is called '{pattern}'" + (f": is it '{near[0]}'?" if near else ""))
+    for rule in meant:
+        if item[0] == "+":
+            taken.setdefault(statement(rule), _Given(rule, False))
+        else:
+            del taken[statement(rule)]
+
+
+# ── the gates ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def judged(rule: Rule, small: bool = True) -> Rule:
+    """The rule with the status that the gates give it now; what the library says too was judged when it was packaged.
+
+    With `small` off, what is not proved is not looked at on all small sizes.
+    """
+    packaged = _packaged().get(statement(rule))
+    if packaged is not None and packaged.status in ADMISSIBLE:
+        return rule.judged(packaged.status, packaged.certificate)
+    return _judged(rule.judged(Status.UNPROVED, Certificate()), small)
+
+
 @lru_cache(maxsize=1 << 14)
-def judged(rule: Rule) -> Rule:
-    """The rule with the status that trials give it now; tried once per process."""
-    return rule if rule in library() and rule.status is not Status.UNPROVED else test_rule(rule)
+def _judged(rule: Rule, small: bool) -> Rule:
+    """Judged once per process."""
+    return verify(rule, seconds=GATE_SECONDS, both=False, small=small)
 
 
 def refused(rules: Iterable[Rule]) -> list[Rule]:
     """Those that no search may take."""
-    return [r for r in rules if r.status in (Status.REFUTED, Status.UNPROVED)]
+    return [r for r in rules if r.status not in ADMISSIBLE]

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Protocol, Union
 
 import numpy as np
@@ -59,6 +60,10 @@ class Environment(Protocol):
         """The values of a tensor that depends on weights alone, where they are at hand."""
         ...
 
+    def number(self, tensor: str) -> Value:
+        """The number that all elements of a weight are; raises `ExpressionError` where there is no such number."""
+        ...
+
 
 @dataclass
 class Bindings:
@@ -84,6 +89,16 @@ class Bindings:
 
     def content(self, tensor: str) -> Array | None:
         return self.contents.get(tensor)
+
+    def number(self, tensor: str) -> Value:
+        array = self.content(tensor) if self.is_weight(tensor) else None
+        first = array.flat[0] if array is not None and array.size else None
+        if first is None or not np.all(array == first):
+            raise ExpressionError(f"the elements of '{tensor}' are not known to be one number")
+        number = np.asarray(first).item()
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise ExpressionError(f"the elements of '{tensor}' are no numbers")
+        return number
 
 
 # ── what an expression is made of ────────────────────────────────────────────────────────────────────────────────
@@ -253,6 +268,25 @@ def attribute_names(expr: Expr) -> frozenset[str]:
         return frozenset({expr.name})
     parts = _split_args(expr)[1] if isinstance(expr, Call) else list(children(expr))
     return frozenset(name for part in parts for name in attribute_names(part))
+
+
+def exact_number(expr: Expr) -> Fraction | None:
+    """The number that literals and + - * / say, without rounding: 1 / 1.5 is ⅔; None for any other expression."""
+    if isinstance(expr, Literal):
+        plain = isinstance(expr.value, (int, float)) and not isinstance(expr.value, bool)
+        return Fraction(repr(expr.value)) if plain else None
+    if isinstance(expr, Unary):
+        operand = exact_number(expr.operand) if expr.op == "-" else None
+        return None if operand is None else -operand
+    if not isinstance(expr, Binary) or expr.op not in ("+", "-", "*", "/"):
+        return None
+    left, right = exact_number(expr.left), exact_number(expr.right)
+    if left is None or right is None or (expr.op == "/" and right == 0):
+        return None
+    operation: Callable[[Fraction, Fraction], Fraction] = {
+        "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv
+    }[expr.op]  # fmt: skip
+    return operation(left, right)
 
 
 def literal(value: Value) -> Expr:
@@ -468,6 +502,7 @@ FUNCTIONS: dict[str, Function] = {
     "same_shape": Function((2, 8), -1, _same_shape),
     "same_dtype": Function((2, 8), -1, _same_dtype),
     "filled": Function((2, 2), 1, _filled),
+    "value": Function((1, 1), 1, lambda env, t, v: env.number(t[0])),
     "len": Function((1, 1), 0, lambda env, t, v: len(_tuple(v[0], "the argument of len"))),
     "min": Function((1, 8), 0, _extreme(min)),
     "max": Function((1, 8), 0, _extreme(max)),

@@ -68,6 +68,14 @@ def loads(data: bytes, name: str = "rules") -> list[Rule]:
     return rules
 
 
+def read_published(path: str | os.PathLike[str]) -> list[Published]:
+    """The rules of a file of TASO's as they are written there; raises `RuleError` as `load` does."""
+    load(path)
+    collection = pb.RuleCollection()
+    collection.ParseFromString(Path(path).read_bytes())
+    return [_published(message) for message in collection.rule]
+
+
 def save(rules: Sequence[Rule], path: str | os.PathLike[str]) -> None:
     """Writes a rule file of ours, whole or not at all; raises `RuleError` where the place cannot be written."""
     target = Path(path)
@@ -147,7 +155,7 @@ def _write_certificate(certificate: Certificate) -> pb.Certificate:
         message.trials = certificate.trials
     if certificate.error_bound is not None:
         message.error_bound = certificate.error_bound
-    for name in ("method", "command", "counterexample", "reason"):
+    for name in ("method", "command", "counterexample", "reason", "digest"):
         if getattr(certificate, name):
             setattr(message, name, getattr(certificate, name))
     return message
@@ -213,7 +221,7 @@ def _read_certificate(message: pb.Certificate) -> Certificate:
     return Certificate(
         _text(message.method), _text(message.command), message.seed if message.HasField("seed") else None,
         message.trials, tuple(message.primes), message.error_bound if message.HasField("error_bound") else None,
-        _text(message.counterexample), _text(message.reason),
+        _text(message.counterexample), _text(message.reason), _text(message.digest),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeGuard
 
 import numpy as np
@@ -19,6 +20,7 @@ from taso.graph.errors import DimensionMismatch, TasoError
 from taso.graph.operator import Attrs, AttrValue, Operator
 from taso.graph.types import Dim, DType, FloorDiv, Larger, SymDim, TensorType, substitute, symbols_of
 from taso.rules.expression import (
+    Binary,
     Bindings,
     Call,
     Compare,
@@ -31,7 +33,9 @@ from taso.rules.expression import (
     Unary,
     Value,
     attribute_names,
+    children,
     evaluate,
+    exact_number,
     show_value,
     tensor_names,
     value_of,
@@ -48,30 +52,31 @@ _STEPS = 120  # equations solved before a drawing is given up
 _REDRAWS = 40  # of a setting that conditions speak of
 _NUMBERINGS = 12  # drawings of numbers for one set of symbols
 _LARGEST = 4000  # elements of a tensor
+_NUMBERS = ("0.5", "0.25", "2", "0.001", "3.5")  # what a tensor of one number may hold
 
 
 @dataclass(frozen=True)
 class Instance:
     """What a rule is tried on: types of its variables and values of its attribute variables.
 
-    `fills` gives the number that all elements of a tensor must be, where a condition asks for that.
+    `fills` gives the number that all elements of a tensor must be, where a condition or attribute asks for one.
     """
 
     types: Mapping[str, TensorType]
     attrs: Mapping[str, Value]
     weights: frozenset[str]
-    fills: Mapping[str, float]
+    fills: Mapping[str, Fraction]
 
     @property
     def environment(self) -> Bindings:
         # a scalar stands for a tensor filled with it
-        contents = {name: np.asarray(value) for name, value in self.fills.items()}
+        contents = {name: np.asarray(float(value)) for name, value in self.fills.items()}
         return Bindings(self.types, self.attrs, self.weights, contents)
 
     def __str__(self) -> str:
         shown = [f"{name}: {t}" for name, t in self.types.items()]
         shown += [f"{name} = {show_value(v)}" for name, v in self.attrs.items()]
-        return ", ".join(shown + [f"all of {name} is {v}" for name, v in self.fills.items()])
+        return ", ".join(shown + [f"all of {name} is {float(v)}" for name, v in self.fills.items()])
 
 
 class Inadmissible(Exception):
@@ -283,7 +288,7 @@ class _Attempt:
         self._known: dict[str, Dim] = {}
         self._types: dict[str, TensorType] | None = None
         self._attrs: dict[str, Value] = {}
-        self._fills: dict[str, float] = {}
+        self._fills = {name: Fraction(rng.choice(_NUMBERS)) for name in _numbers(rule)}
         self._weights = frozenset(rule.variables) - _not_weights(rule)
         self._at: tuple[TensorType | None, ...] = ()
         self.drawn = False  # whether anything was left to chance
@@ -298,7 +303,7 @@ class _Attempt:
 
     @property
     def environment(self) -> Bindings:
-        contents = {name: np.asarray(value) for name, value in self._fills.items()}
+        contents = {name: np.asarray(float(value)) for name, value in self._fills.items()}
         return Bindings(self.types, self._attrs, self._weights, contents)
 
     def instances(self) -> Iterator[Instance]:
@@ -476,7 +481,7 @@ class _Attempt:
         try:
             result = evaluate(condition, self.environment)
         except ExpressionError:
-            return False
+            return self._aim_at_division(condition)
         if result is True:
             return False
         if self._aim_at_parts(condition):
@@ -497,6 +502,20 @@ class _Attempt:
         if isinstance(condition, Call):
             return self._aim_at_call(condition)
         return False
+
+    def _aim_at_division(self, condition: Expr) -> bool:
+        """Makes a size that must divide by another a multiple of it."""
+        if not (isinstance(condition, Compare) and condition.ops == ("==",) and condition.rest == (Literal(0),)):
+            return False
+        if not (isinstance(condition.first, Binary) and condition.first.op == "%"):
+            return False
+        try:
+            size, divisor = (value_of(e, self.environment) for e in (condition.first.left, condition.first.right))
+        except ExpressionError:
+            return False
+        if not (isinstance(size, SymDim) and _is_dim(divisor)):
+            return False
+        return self._equate(size, divisor * SymDim.named(f"times.{len(self._known)}"))
 
     def _try_aim(self, condition: Expr) -> bool:
         try:
@@ -519,8 +538,12 @@ class _Attempt:
             return any(self._equate_values(shapes[0], s) for s in shapes[1:])
         if call.function == "filled" and isinstance(call.args[0], Name):
             value = value_of(call.args[1], env)
-            if isinstance(value, (int, float)) and self._fills.get(call.args[0].name) != value:
-                self._fills[call.args[0].name] = value
+            if not isinstance(value, (int, float)):
+                return False
+            exact = exact_number(call.args[1])
+            exact = Fraction(repr(value)) if exact is None else exact
+            if self._fills.get(call.args[0].name) != exact:
+                self._fills[call.args[0].name] = exact
                 return True
         if call.function == "all_equal":
             items, wanted = (value_of(a, env) for a in call.args)
@@ -582,6 +605,20 @@ def _not_weights(rule: Rule) -> frozenset[str]:
         if isinstance(c, Unary) and c.op == "not" and isinstance(c.operand, Call) and c.operand.function == "is_weight":
             found |= tensor_names(c)
     return frozenset(found)
+
+
+def _numbers(rule: Rule) -> list[str]:
+    """Tensors of which the rule asks for the number that all their elements are."""
+    attributes = [e for node in (*rule.source, *rule.target) for _, e in node.attrs]
+    asked = [name for e in (*rule.conditions, *attributes) for name in _asked_numbers(e)]
+    return list(dict.fromkeys(asked))
+
+
+def _asked_numbers(expr: Expr) -> Iterator[str]:
+    if isinstance(expr, Call) and expr.function == "value" and isinstance(expr.args[0], Name):
+        yield expr.args[0].name
+    for part in children(expr):
+        yield from _asked_numbers(part)
 
 
 def _is_dim(value: object) -> TypeGuard[Dim]:

@@ -75,7 +75,8 @@ class Certificate:
     """How a status was reached.
 
     `error_bound` bounds the probability that an equation which is false on one of the shapes tried passed there;
-    `counterexample` and `reason` are sentences.
+    `counterexample` and `reason` are sentences. `digest` is that of the statement and of the definitions and gates that
+    judged it (`taso.rules.build`): where it is the same again, so is the verdict.
     """
 
     method: str = ""
@@ -86,6 +87,7 @@ class Certificate:
     error_bound: float | None = None
     counterexample: str = ""
     reason: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class MapOutput(_message.Message):
     def __init__(self, srcOpId: _Optional[int] = ..., dstOpId: _Optional[int] = ..., srcTsId: _Optional[int] = ..., dstTsId: _Optional[int] = ..., dstVariable: _Optional[str] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("method", "command", "seed", "trials", "primes", "error_bound", "counterexample", "reason")
+    __slots__ = ("method", "command", "seed", "trials", "primes", "error_bound", "counterexample", "reason", "digest")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class Certificate(_message.Message):
     ERROR_BOUND_FIELD_NUMBER: _ClassVar[int]
     COUNTEREXAMPLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     method: str
     command: str
     seed: int
@@ -104,7 +105,8 @@ class Certificate(_message.Message):
     error_bound: float
     counterexample: str
     reason: str
-    def __init__(self, method: _Optional[str] = ..., command: _Optional[str] = ..., seed: _Optional[int] = ..., trials: _Optional[int] = ..., primes: _Optional[_Iterable[int]] = ..., error_bound: _Optional[float] = ..., counterexample: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    digest: str
+    def __init__(self, method: _Optional[str] = ..., command: _Optional[str] = ..., seed: _Optional[int] = ..., trials: _Optional[int] = ..., primes: _Optional[_Iterable[int]] = ..., error_bound: _Optional[float] = ..., counterexample: _Optional[str] = ..., reason: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("srcOp", "dstOp", "mappedOutput", "name", "condition", "exactness", "status", "certificate", "origin", "id")

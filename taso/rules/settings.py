@@ -127,6 +127,8 @@ def _expand(site: Site) -> Value:
 
 
 def _split(site: Site) -> Value:
+    if site.rank == 0:
+        raise NoDomain("a scalar has no axes")
     axis = site.known_int("axis") % max(site.rank, 1)
     size, count = site.sizes[axis], site.n_outputs
     if size < count:
@@ -171,6 +173,7 @@ _DOMAINS: dict[tuple[str, str], Callable[[Site], Value]] = {
     ("", "strides"): _spatial((1, 1, 2, 3)),
     ("", "dilations"): _spatial((1, 1, 2)),
     ("", "pads"): _window_pads,
+    ("", "output_padding"): _spatial((0, 0, 1)),
     ("", "kernel_shape"): _spatial((1, 2, 3)),
     ("", "group"): _either(1, 2, 3, 4),
     ("", "groups"): _either(2, 3, 4, 6),

@@ -81,10 +81,15 @@ class Published:
 
 def from_published(published: Published, origin: str = "") -> Rule:
     """The rule that a published one means; raises `RuleError` where it means nothing."""
+    return converted(published, Conversion, origin)
+
+
+def converted(published: Published, conversion: type[Conversion], origin: str) -> Rule:
+    """`from_published` where `conversion` may know operators beyond TASO's."""
     for side, ops in (("source", published.source), ("target", published.target)):
         if len(ops) > 256:
             raise RuleError(f"the {side} of a rule has {len(ops)} operators, more than 256")
-    return _Conversion(published).rule(origin)
+    return conversion(published).rule(origin)
 
 
 # ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +100,8 @@ _Key = tuple[str, int, int]
 class _Ranks:
     """The number of dimensions of each value, as far as the rule's operators fix it, on both sides at once."""
 
-    def __init__(self, published: Published) -> None:
+    def __init__(self, published: Published, uneven: Mapping[int, tuple[tuple[int, ...], int]]) -> None:
+        self._uneven = uneven
         self._parent: dict[_Key, _Key] = {}
         self._rank: dict[_Key, int] = {}
         for side, ops in (("source", published.source), ("target", published.target)):
@@ -112,6 +118,10 @@ class _Ranks:
         if fixed is not None:
             for key in (*inputs, *outputs):
                 self._set(key, fixed)
+        elif op.type in self._uneven:
+            ranks, result = self._uneven[op.type]
+            for key, rank in zip((*inputs, *outputs), (*ranks, result), strict=True):
+                self._set(key, rank)
         elif op.type == _SCALE:
             self._same([*inputs[:1], *outputs])
             self._set(inputs[1], 0)
@@ -124,7 +134,7 @@ class _Ranks:
             return 4
         if op.type in (_MATMUL, _IDENTITY_MATRIX):
             return 2
-        return op.setting(_RANK) if op.type in (_CONCAT, _TRANSPOSE) else None
+        return op.settings.get(_RANK)
 
     def _root(self, key: _Key) -> _Key:
         while key in self._parent:
@@ -168,7 +178,7 @@ class _Join:
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class Operand:
     """A value during conversion.
 
     `dims` is None where the rule leaves the number of dimensions open; then `like` is a variable of the same shape.
@@ -209,11 +219,11 @@ class _Draft:
 
 
 @dataclass
-class _Side:
+class Side:
     name: str
     ops: tuple[PublishedOperator, ...]
     drafts: list[_Draft] = field(default_factory=list)
-    done: dict[int, tuple[_Tensor, ...]] = field(default_factory=dict)
+    done: dict[int, tuple[Operand, ...]] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
     @property
@@ -237,21 +247,31 @@ class _Namer:
         return letter if place < len(self._letters) else f"{letter}{place // len(self._letters)}"
 
 
+Reader = Callable[["Conversion", Side, PublishedOperator, Sequence[Operand]], Operand]
+"""Reads one operator, whose operands are read: appends its nodes to the side and gives its value."""
+
+
 # ── conversion ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Conversion:
-    """One rule on its way from TASO's terms to ours."""
+class Conversion:
+    """One rule on its way from TASO's terms to ours.
+
+    `readers` holds what reads each operator number, `uneven` the ranks of inputs and output where they differ.
+    """
+
+    readers: Mapping[int, Reader]
+    uneven: Mapping[int, tuple[tuple[int, ...], int]] = {}
 
     def __init__(self, published: Published) -> None:
         self._published = published
-        self._ranks = _Ranks(published)
-        self._sides = (_Side("source", published.source), _Side("target", published.target))
+        self._ranks = _Ranks(published, self.uneven)
+        self._sides = (Side("source", published.source), Side("target", published.target))
         self._known: dict[str, Dim] = {}
         self._dtype_of: dict[str, str] = {}
         self._like_of: dict[str, str] = {}
         self._conditions: list[Expr] = []
-        self._float: list[str] = []
+        self.floats: list[str] = []
         self._hidden = 0
         self._groups = _Namer(_GROUPS)
         self._group_of: list[tuple[Dim, Dim, Dim]] = []
@@ -271,25 +291,25 @@ class _Conversion:
                 raise RuleError("an output of the source is a variable")
             pairs.append((before, after))
         types = {op.type for op in (*self._published.source, *self._published.target)}
-        self._conditions.extend(_call("is_float", _root(self._dtype_of, name)) for name in self._float)
+        self._conditions.extend(_call("is_float", _root(self._dtype_of, name)) for name in self.floats)
         return Rule(
             tuple(d.node() for d in source.drafts), tuple(d.node() for d in target.drafts), tuple(pairs),
             tuple(dict.fromkeys(self._conditions)),
             Exactness.EXACT if types <= _MOVES_OR_CLAMPS else Exactness.REASSOCIATES, origin=origin,
         )  # fmt: skip
 
-    def _mapped(self, side: _Side, ref: tuple[int, int]) -> Ref:
+    def _mapped(self, side: Side, ref: tuple[int, int]) -> Ref:
         if ref[0] >= 0 and ref[0] < len(side.ops) and side.ops[ref[0]].type in _CONSTANTS:
             raise RuleError("a rule cannot replace a constant, whose shape only its use would tell")
         return self._operand(side, ref).ref
 
-    def _variable(self, number: int, name: str) -> _Tensor:
+    def _variable(self, number: int, name: str) -> Operand:
         rank = self._ranks.of(("variable", number, 0))
         self._dtype_of[name] = self._like_of[name] = name
         if rank is None:
-            return _Tensor(name, None, name, name)
+            return Operand(name, None, name, name)
         self._conditions.append(_equals(Call("rank", (Name(name),)), Literal(rank)))
-        return _Tensor(name, tuple(SymDim.named(f"dim({name}, {i})") for i in range(rank)), name, name)
+        return Operand(name, tuple(SymDim.named(f"dim({name}, {i})") for i in range(rank)), name, name)
 
     # shapes
 
@@ -300,7 +320,7 @@ class _Conversion:
         self._hidden += 1
         return SymDim.named(f"?{self._hidden}")
 
-    def _equate(self, left: Dim, right: Dim, given: bool) -> None:
+    def equate(self, left: Dim, right: Dim, given: bool) -> None:
         """Takes two sizes as equal. Unless an operator of the source makes them so (`given`), that is a condition."""
         now = self._now(left), self._now(right)
         if now[0] == now[1]:
@@ -323,7 +343,7 @@ class _Conversion:
         name, axis = symbol[4:-1].split(", ")
         return self._order[name] * 16 + int(axis)
 
-    def _equal_shapes(self, side: _Side, left: _Tensor, right: _Tensor) -> _Tensor:
+    def _equal_shapes(self, side: Side, left: Operand, right: Operand) -> Operand:
         """Both operands of an element-wise operator have one shape; the left one, with its shape known."""
         if left.dims is None or right.dims is None:
             return self._equal_open_shapes(left, right)
@@ -332,10 +352,10 @@ class _Conversion:
         if named and any(self._now(a) != self._now(b) for a, b in pairs):
             self._conditions.append(_call("same_shape", left.like, right.like))
         for a, b in pairs:
-            self._equate(a, b, given=named)
+            self.equate(a, b, given=named)
         return left
 
-    def _equal_open_shapes(self, left: _Tensor, right: _Tensor) -> _Tensor:
+    def _equal_open_shapes(self, left: Operand, right: Operand) -> Operand:
         if not left.like or not right.like:
             known, constant = (left, right) if left.like else (right, left)
             self._like_of[str(constant.ref)] = known.like
@@ -346,7 +366,7 @@ class _Conversion:
             self._like_of[second] = first
         return left
 
-    def _equal_dtypes(self, tensors: Sequence[_Tensor], given: bool) -> None:
+    def equal_dtypes(self, tensors: Sequence[Operand], given: bool) -> None:
         for t in tensors[1:]:
             first, second = _root(self._dtype_of, tensors[0].dtype), _root(self._dtype_of, t.dtype)
             if first == second:
@@ -359,7 +379,7 @@ class _Conversion:
 
     # operators
 
-    def _operand(self, side: _Side, ref: tuple[int, int]) -> _Tensor:
+    def _operand(self, side: Side, ref: tuple[int, int]) -> Operand:
         number, output = ref
         if number < 0:
             if number not in self._variables:
@@ -378,15 +398,15 @@ class _Conversion:
             raise RuleError(f"operator {number} of the {side.name} has no output {output}")
         return side.done[number][output]
 
-    def _operator(self, side: _Side, op: PublishedOperator) -> tuple[_Tensor, ...]:
+    def _operator(self, side: Side, op: PublishedOperator) -> tuple[Operand, ...]:
         inputs = [self._operand(side, ref) for ref in op.inputs]
         if op.type == _SPLIT:
-            return self._split(side, op, _take(op, inputs, 1)[0])
+            return self._split(side, op, take(op, inputs, 1)[0])
         if op.type in _UNARY:
-            (x,) = _take(op, inputs, 1)
+            (x,) = take(op, inputs, 1)
             attrs: dict[str, Late] = {"ratio": Name("q")} if op.type == 4 and side.is_source else {}
-            return (self._emit(side, _UNARY[op.type], [x], attrs, x.dims, x.joins),)
-        reader = _READERS.get(op.type)
+            return (self.emit(side, _UNARY[op.type], [x], attrs, x.dims, x.joins),)
+        reader = self.readers.get(op.type)
         if reader is None:
             raise RuleError(f"operators of number {op.type} cannot stand in a rule of TASO's format")
         result = reader(self, side, op, inputs)
@@ -394,13 +414,13 @@ class _Conversion:
         if op.setting(_ACTIVATION, 0) not in _ACTIVATIONS:
             raise RuleError(f"there is no activation number {op.setting(_ACTIVATION)}")
         if activation is not None and op.type in (_CONV, _MATMUL, _MAX_POOL, _AVERAGE_POOL):
-            result = self._emit(side, activation, [result], {}, result.dims, result.joins)
+            result = self.emit(side, activation, [result], {}, result.dims, result.joins)
         return (result,)
 
-    def _emit(
-        self, side: _Side, name: str | Operator, inputs: Sequence[_Tensor], attrs: Mapping[str, Late],
+    def emit(
+        self, side: Side, name: str | Operator, inputs: Sequence[Operand], attrs: Mapping[str, Late],
         dims: tuple[Dim, ...] | None, joins: tuple[_Join | None, ...] = (),
-    ) -> _Tensor:  # fmt: skip
+    ) -> Operand:  # fmt: skip
         op = operator_named(name) if isinstance(name, str) else name
         side.drafts.append(_Draft(op, tuple(t.ref for t in inputs), dict(attrs)))
         first = inputs[0] if inputs else None
@@ -411,61 +431,65 @@ class _Conversion:
             self._dtype_of[dtype] = dtype
         else:
             dtype = first.dtype
-        return _Tensor(Port(len(side.drafts) - 1, 0), dims, like, dtype, joins)
+        return Operand(Port(len(side.drafts) - 1, 0), dims, like, dtype, joins)
 
-    def _elementwise(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        left, right = _take(op, inputs, 2)
-        self._equal_dtypes([left, right], given=side.is_source)
+    def elementwise(
+        self, side: Side, op: PublishedOperator, inputs: Sequence[Operand], name: str | None = None
+    ) -> Operand:  # fmt: skip
+        """An operator of two operands of one shape: `name`, or what the number says."""
+        left, right = take(op, inputs, 2)
+        self.equal_dtypes([left, right], given=side.is_source)
         shaped = self._equal_shapes(side, left, right)
-        joins = self._agreeing([left, right])
-        made = self._emit(side, "Add" if op.type == _ADD else "Mul", [left, right], {}, shaped.dims, joins)
-        return _Tensor(made.ref, made.dims, shaped.like, made.dtype, joins)
+        joins = self.agreeing([left, right])
+        name = name or ("Add" if op.type == _ADD else "Mul")
+        made = self.emit(side, name, [left, right], {}, shaped.dims, joins)
+        return Operand(made.ref, made.dims, shaped.like, made.dtype, joins)
 
-    def _scale(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        x, scalar = _take(op, inputs, 2)
-        self._equal_dtypes([x, scalar], given=side.is_source)
-        made = self._emit(side, "Mul", [x, scalar], {}, x.dims, x.joins)
-        return _Tensor(made.ref, x.dims, x.like, made.dtype, x.joins)
+    def _scale(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        x, scalar = take(op, inputs, 2)
+        self.equal_dtypes([x, scalar], given=side.is_source)
+        made = self.emit(side, "Mul", [x, scalar], {}, x.dims, x.joins)
+        return Operand(made.ref, x.dims, x.like, made.dtype, x.joins)
 
-    def _matmul(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        left, right = _take(op, inputs, 2)
-        self._equal_dtypes([left, right], given=side.is_source)
-        self._equate(left.shape[1], right.shape[0], given=side.is_source)
+    def _matmul(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        left, right = take(op, inputs, 2)
+        self.equal_dtypes([left, right], given=side.is_source)
+        self.equate(left.shape[1], right.shape[0], given=side.is_source)
         joins = (left.join(0), right.join(1))
-        return self._emit(side, "MatMul", [left, right], {}, (left.shape[0], right.shape[1]), joins)
+        return self.emit(side, "MatMul", [left, right], {}, (left.shape[0], right.shape[1]), joins)
 
-    def _conv(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        x, w = _take(op, inputs, 2)
+    def _conv(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        x, w = take(op, inputs, 2)
         kernel = op.pair(_KERNEL)
-        self._equal_dtypes([x, w], given=side.is_source)
+        self.equal_dtypes([x, w], given=side.is_source)
         for axis, size in enumerate(kernel, 2):
-            self._equate(w.shape[axis], size, given=False)
+            self.equate(w.shape[axis], size, given=False)
         if _hidden(self._now(w.shape[0])):
             # a constant kernel gives back as many channels as it gets
-            self._equate(w.shape[0], x.shape[1], given=True)
+            self.equate(w.shape[0], x.shape[1], given=True)
         attrs: dict[str, Late] = dict(self._window(op, kernel, x))
         group = self._source_group(x, w) if side.is_source else self._target_group(x, w)
         if group != Literal(1):
             attrs["group"] = group
         dims = (x.shape[0], w.shape[0], *self._positions(op, kernel, x))
-        return self._emit(side, "Conv", [x, w], attrs, dims, (x.join(0), w.join(0), None, None))
+        return self.emit(side, "Conv", [x, w], attrs, dims, (x.join(0), w.join(0), None, None))
 
-    def _source_group(self, x: _Tensor, w: _Tensor) -> Expr:
+    def _source_group(self, x: Operand, w: Operand) -> Expr:
         channels, per_group = self._now(x.shape[1]), self._now(w.shape[1])
         if self._one_group or channels == per_group or _hidden(per_group) or _hidden(channels):
-            self._equate(channels, per_group, given=True)
+            self.equate(channels, per_group, given=True)
             return Literal(1)
         name = next((g for c, p, g in self._group_of if self._now(c) == channels and self._now(p) == per_group), None)
         if name is None:
             name = SymDim.named(self._groups.next())
             self._group_of.append((channels, per_group, name))
-            self._equate(channels, per_group * name, given=True)
+            self.equate(channels, per_group * name, given=True)
         return dim_expr(name)
 
-    def _target_group(self, x: _Tensor, w: _Tensor) -> Expr:
+    def _target_group(self, x: Operand, w: Operand) -> Expr:
         channels, per_group, outputs = (self._now(d) for d in (x.shape[1], w.shape[1], w.shape[0]))
         if _hidden(per_group) or _hidden(channels):
-            self._equate(channels, per_group, given=True)
+            self.equate(channels, per_group, given=True)
             return Literal(1)
         group = next((g for c, p, g in self._group_of if (self._now(c), self._now(p)) == (channels, per_group)), None)
         if group is None:
@@ -481,7 +505,7 @@ class _Conversion:
             self._conditions.append(_equals(Binary("%", self._shown(w.shape[0]), shown), Literal(0)))
         return shown
 
-    def _window(self, op: PublishedOperator, kernel: tuple[int, int], x: _Tensor) -> dict[str, Late]:
+    def _window(self, op: PublishedOperator, kernel: tuple[int, int], x: Operand) -> dict[str, Late]:
         """Strides and pads of a convolution or pool, left out where they are the default."""
         strides, attrs = op.pair(_STRIDE), dict[str, Late]()
         if strides != (1, 1):
@@ -495,26 +519,26 @@ class _Conversion:
             if any(pads):
                 attrs["pads"] = literal(pads)
         else:
-            attrs["pads"] = lambda: Call("same_pads", (literal(kernel), literal(strides), self._sizes(x.shape[2:])))
+            attrs["pads"] = lambda: Call("same_pads", (literal(kernel), literal(strides), self.sizes(x.shape[2:])))
         return attrs
 
-    def _positions(self, op: PublishedOperator, kernel: tuple[int, int], x: _Tensor) -> tuple[Dim, ...]:
+    def _positions(self, op: PublishedOperator, kernel: tuple[int, int], x: Operand) -> tuple[Dim, ...]:
         strides = op.pair(_STRIDE)
         if op.setting(_PAD) == 0:
             return tuple(ceil_div(self._now(d), s) for d, s in zip(x.shape[2:], strides, strict=True))
         sizes = zip(x.shape[2:], kernel, strides, strict=True)
         return tuple(output_size(self._now(d), k, s, (0, 0), 1) for d, k, s in sizes)
 
-    def _pool(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        (x,) = _take(op, inputs, 1)
+    def _pool(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        (x,) = take(op, inputs, 1)
         kernel = op.pair(_KERNEL)
         attrs: dict[str, Late] = {"kernel_shape": literal(kernel), **self._window(op, kernel, x)}
         if op.type == _AVERAGE_POOL:
             attrs["count_include_pad"] = self._counting()
-            self._float.append(x.dtype)
+            self.floats.append(x.dtype)
         dims = (*x.shape[:2], *self._positions(op, kernel, x))
         name = "AveragePool" if op.type == _AVERAGE_POOL else "MaxPool"
-        return self._emit(side, name, [x], attrs, dims, (x.join(0), x.join(1), None, None))
+        return self.emit(side, name, [x], attrs, dims, (x.join(0), x.join(1), None, None))
 
     def _counting(self) -> Expr:
         """Whether an average counts the padding: it must where a convolution stands for it."""
@@ -522,25 +546,25 @@ class _Conversion:
         free = _AVERAGE_POOL in source and not {_AVERAGING_KERNEL, _IDENTITY_KERNEL} & (source | target)
         return Name("p") if free else Literal(1)
 
-    def _concat(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
+    def _concat(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
         if not inputs:
             raise RuleError("a concatenation of nothing")
         axis, first = op.setting(_AXIS), inputs[0]
         if not 0 <= axis < len(first.shape):
             raise RuleError(f"a concatenation along axis {axis} of {len(first.shape)}")
-        self._equal_dtypes(inputs, given=side.is_source)
+        self.equal_dtypes(inputs, given=side.is_source)
         total: Dim = 0
         for t in inputs:
             for other in range(len(first.shape)):
                 if other != axis:
-                    self._equate(first.shape[other], t.shape[other], given=side.is_source)
+                    self.equate(first.shape[other], t.shape[other], given=side.is_source)
             total = total + t.shape[axis]
         dims = (*first.shape[:axis], total, *first.shape[axis + 1 :])
-        joins = list(self._agreeing(inputs))
+        joins = list(self.agreeing(inputs))
         joins[axis] = _Join(tuple(t.shape[axis] for t in inputs), tuple(t.join(axis) for t in inputs))
-        return self._emit(side, "Concat", inputs, {"axis": literal(axis)}, dims, tuple(joins))
+        return self.emit(side, "Concat", inputs, {"axis": literal(axis)}, dims, tuple(joins))
 
-    def _split(self, side: _Side, op: PublishedOperator, x: _Tensor) -> tuple[_Tensor, ...]:
+    def _split(self, side: Side, op: PublishedOperator, x: Operand) -> tuple[Operand, ...]:
         axis, count = op.setting(_AXIS), _output_count(op)
         if not 0 <= axis < len(x.shape):
             raise RuleError(f"a split along axis {axis} of {len(x.shape)}")
@@ -555,30 +579,30 @@ class _Conversion:
             for size in sizes[:head]:
                 first = first + size
             sizes, parts = (first, *sizes[head:]), (_Join(sizes[:head], parts[:head]), *parts[head:])
-        attrs: dict[str, Late] = {"axis": literal(axis), "split": lambda: self._sizes(sizes)}
-        made = self._emit(side, "Split", [x], attrs, x.dims)
+        attrs: dict[str, Late] = {"axis": literal(axis), "split": lambda: self.sizes(sizes)}
+        made = self.emit(side, "Split", [x], attrs, x.dims)
         side.drafts[-1].n_outputs = count
         place = len(side.drafts) - 1
         return tuple(
-            _Tensor(
+            Operand(
                 Port(place, i), (*x.shape[:axis], size, *x.shape[axis + 1 :]), "", made.dtype,
                 tuple(parts[i] if a == axis else x.join(a) for a in range(len(x.shape))),
             )
             for i, size in enumerate(sizes)
         )  # fmt: skip
 
-    def _transpose(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        (x,) = _take(op, inputs, 1)
+    def _transpose(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        (x,) = take(op, inputs, 1)
         perm = _permutation(op.setting(_PERM), len(x.shape))
         dims, joins = tuple(x.shape[p] for p in perm), tuple(x.join(p) for p in perm)
-        return self._emit(side, "Transpose", [x], {"perm": literal(perm)}, dims, joins)
+        return self.emit(side, "Transpose", [x], {"perm": literal(perm)}, dims, joins)
 
-    def _enlarge(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        w = inputs[0] if len(inputs) in (1, 2) else _take(op, inputs, 1)[0]
+    def _enlarge(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        w = inputs[0] if len(inputs) in (1, 2) else take(op, inputs, 1)[0]
         target = inputs[1].shape[2:] if len(inputs) == 2 else op.pair(_KERNEL)
         sizes = tuple(self._enlarged(self._now(w.shape[2 + i]), self._now(target[i])) for i in range(2))
-        return self._emit(
-            side, "Enlarge", [w], {"kernel_shape": lambda: self._sizes(target)}, (*w.shape[:2], *sizes),
+        return self.emit(
+            side, "Enlarge", [w], {"kernel_shape": lambda: self.sizes(target)}, (*w.shape[:2], *sizes),
             (w.join(0), w.join(1), None, None),
         )  # fmt: skip
 
@@ -593,8 +617,8 @@ class _Conversion:
             raise RuleError(f"a window of {size} enlarged to {target} shifts its convolution by half an element")
         return max(size, target)
 
-    def _merge(self, side: _Side, op: PublishedOperator, inputs: Sequence[_Tensor]) -> _Tensor:
-        (w,), count = _take(op, inputs, 1), op.setting(_COUNT)
+    def _merge(self, side: Side, op: PublishedOperator, inputs: Sequence[Operand]) -> Operand:
+        (w,), count = take(op, inputs, 1), op.setting(_COUNT)
         if count < 1:
             raise RuleError(f"{count} groups cannot be merged into one")
         group = next((g for _, p, g in self._group_of if self._now(p) == self._now(w.shape[1])), None)
@@ -602,9 +626,9 @@ class _Conversion:
             raise RuleError("the number of groups that are merged is not that of a convolution of the source")
         self._conditions.append(_equals(Binary("%", dim_expr(group), Literal(count)), Literal(0)))
         attrs: dict[str, Late] = {"groups": dim_expr(group), "count": literal(count)}
-        return self._emit(side, "MergeGroupConv", [w], attrs, (w.shape[0], w.shape[1] * count, *w.shape[2:]))
+        return self.emit(side, "MergeGroupConv", [w], attrs, (w.shape[0], w.shape[1] * count, *w.shape[2:]))
 
-    def _constant(self, side: _Side, op: PublishedOperator, key: _Key) -> _Tensor:
+    def _constant(self, side: Side, op: PublishedOperator, key: _Key) -> Operand:
         """A constant, made anew for each use: its sizes are unknown until that use fixes them."""
         dims: tuple[Dim, ...] | None
         if op.type == _IDENTITY_MATRIX:
@@ -621,13 +645,13 @@ class _Conversion:
             made = IDENTITY_KERNEL if op.type == _IDENTITY_KERNEL else AVERAGING_KERNEL
             dims = (channels, channels if made is IDENTITY_KERNEL else 1, *kernel)
             attrs = {"channels": lambda: self._size(channels), "kernel_shape": literal(kernel)}
-        result = self._emit(side, made, [], attrs, dims)
+        result = self.emit(side, made, [], attrs, dims)
         side.drafts[-1].attrs["dtype"] = lambda: _call("dtype", self._dtype(result))
         if made is AVERAGING_KERNEL:
-            self._float.append(result.dtype)
+            self.floats.append(result.dtype)
         return result
 
-    def _dtype(self, t: _Tensor) -> str:
+    def _dtype(self, t: Operand) -> str:
         """A variable of the same element type."""
         name = _root(self._dtype_of, t.dtype)
         if name.startswith("?"):
@@ -656,7 +680,7 @@ class _Conversion:
             raise RuleError("the shape of a constant does not follow from its use")
         return self._shown(now, settings=False)
 
-    def _sizes(self, dims: Sequence[Dim]) -> Expr:
+    def sizes(self, dims: Sequence[Dim]) -> Tuple:
         return Tuple(tuple(self._size(d) for d in dims))
 
     def _shape(self, dims: tuple[Dim, ...] | None, ref: str) -> Expr:
@@ -668,9 +692,9 @@ class _Conversion:
         for t in self._variables.values():
             if t.dims is not None and tuple(map(self._now, t.dims)) == now:
                 return _call("shape", t.like)
-        return self._sizes(dims)
+        return self.sizes(dims)
 
-    def _agreeing(self, tensors: Sequence[_Tensor]) -> tuple[_Join | None, ...]:
+    def agreeing(self, tensors: Sequence[Operand]) -> tuple[_Join | None, ...]:
         """What all operands carry alike, axis by axis."""
         length = max((len(t.dims or ()) for t in tensors), default=0)
         kept: list[_Join | None] = []
@@ -685,15 +709,16 @@ class _Conversion:
         return _Join(tuple(map(self._now, join.sizes)), tuple(map(self._settled, join.parts)))
 
 
-_READERS: dict[int, Callable[[_Conversion, _Side, PublishedOperator, Sequence[_Tensor]], _Tensor]] = {
-    _CONV: _Conversion._conv, _MAX_POOL: _Conversion._pool, _AVERAGE_POOL: _Conversion._pool,
-    _CONCAT: _Conversion._concat, _TRANSPOSE: _Conversion._transpose, _ADD: _Conversion._elementwise,
-    _MUL: _Conversion._elementwise, _MATMUL: _Conversion._matmul, _SCALE: _Conversion._scale,
-    _ENLARGE: _Conversion._enlarge, _MERGE: _Conversion._merge,
+READERS: dict[int, Reader] = {
+    _CONV: Conversion._conv, _MAX_POOL: Conversion._pool, _AVERAGE_POOL: Conversion._pool,
+    _CONCAT: Conversion._concat, _TRANSPOSE: Conversion._transpose, _ADD: Conversion.elementwise,
+    _MUL: Conversion.elementwise, _MATMUL: Conversion._matmul, _SCALE: Conversion._scale,
+    _ENLARGE: Conversion._enlarge, _MERGE: Conversion._merge,
 }  # fmt: skip
+Conversion.readers = READERS
 
 
-def _take(op: PublishedOperator, inputs: Sequence[_Tensor], count: int) -> Sequence[_Tensor]:
+def take(op: PublishedOperator, inputs: Sequence[Operand], count: int) -> Sequence[Operand]:
     if len(inputs) != count:
         raise RuleError(f"an operator of number {op.type} has {len(inputs)} inputs instead of {count}")
     return inputs

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 ALLOWED = (Exactness.EXACT, Exactness.REASSOCIATES)
 UNFOLDED = 16 << 20
 """Bytes by which rewrites may make weights grow beyond twice what they were stored in."""
-ADMITTED = (Status.PROVED, Status.BOUNDED, Status.TESTED)
-
+ADMITTED = (Status.PROVED,)
+"""The statuses of rules that are taken where a user does not say otherwise."""
 
 LEAST_GAIN = 1e-4
 """Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
@@ -47,9 +47,11 @@ class Prepared:
     sizes: dict[str, Dim]
 
 
-def usable(rules: Sequence[Rule], exactness: Sequence[Exactness] = ALLOWED) -> list[Rule]:
-    """The rules that a search may take: never refuted or unproved ones, and no less exact than is allowed."""
-    return [r for r in rules if r.status in ADMITTED and r.exactness in exactness]
+def usable(
+    rules: Sequence[Rule], exactness: Sequence[Exactness] = ALLOWED, statuses: Sequence[Status] = ADMITTED
+) -> list[Rule]:
+    """The rules that a search may take: of the statuses and no less exact than is allowed."""
+    return [r for r in rules if r.status in statuses and r.exactness in exactness]
 
 
 def measuring_sizes(graph: Graph, input_shapes: Mapping[str, Sequence[int]]) -> dict[str, Dim]:

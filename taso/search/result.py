@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from taso.graph.evaluate import constant_value, weight_of
+from taso.graph.errors import GraphError
+from taso.graph.evaluate import constant_value, defined, weight_of
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.onnx_weights import stored_weight_bytes
 from taso.graph.operator import Trait, Weight
 from taso.search.state import State
 from taso.search.store import Entry
+
+log = logging.getLogger(__name__)
 
 
 def to_graph(state: State, original: Graph, classes: dict[Value, int], graph_class: type[Graph]) -> Graph:
@@ -41,9 +45,10 @@ def _make(graph: Graph, entry: Entry, inputs: Sequence[Value | None]) -> Node:
 def fold(graph: Graph, slack: int = 1 << 16) -> Graph:
     """Turns what depends on weights alone into weights, computed when asked for.
 
-    A constant larger than all it was made of plus `slack` bytes stays as nodes, so that no file is blown up.
+    A constant larger than all it was made of plus `slack` bytes stays as nodes, so that no file is blown up; so does
+    one that the reference cannot compute, though a runtime may.
     """
-    read = _read_at_run_time(graph)
+    read = {v for v in _read_at_run_time(graph) if _computable(v)}
     made_of = _weight_bytes(graph)
 
     def replacement(fresh: Graph, node: Node, inputs: tuple[Value | None, ...]) -> Sequence[Value]:
@@ -61,6 +66,25 @@ def fold(graph: Graph, slack: int = 1 << 16) -> Graph:
 
 def _lazy(value: Value) -> Weight:
     return Weight(value.type, lambda: constant_value(value))
+
+
+def _computable(value: Value) -> bool:
+    """Whether a constant can be computed: what is not of our own definitions alone is tried."""
+    stack, seen = [value.node], set[Node]()
+    while stack:
+        node = stack.pop()
+        if node in seen or node.op.name == "Weight":
+            continue
+        seen.add(node)
+        if not node.op.internal and not defined(node):
+            try:
+                constant_value(value)
+            except GraphError as error:
+                log.info("%r stays as it is: %s", value, error)
+                return False
+            return True
+        stack.extend(v.node for v in node.inputs if v is not None)
+    return True
 
 
 def _worth_folding(value: Value, made_of: int, slack: int, node: Node) -> bool:

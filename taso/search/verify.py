@@ -54,10 +54,15 @@ def tolerance_of(graph: Graph) -> float:
 
 
 def random_feeds(graph: Graph, sizes: Mapping[str, Dim], seed: int, positive: bool = False) -> Feeds:
-    """Random values for every input: normal for floats (their absolute values if `positive`), small for integers."""
+    """Random values for every input: normal for floats (their absolute values if `positive`), small for integers.
+
+    An input of whole numbers that has a default keeps it: it is a shape, or axes, or indices.
+    """
     rng = np.random.default_rng(seed)
+    defaults = {n: w for n, w in graph.info.input_defaults.items() if w.type.dtype.is_integer}
     return {
-        name: _random(v.type, sizes, rng, positive) for name, v in zip(graph.input_names, graph.inputs, strict=True)
+        name: defaults[name].array() if name in defaults else _random(v.type, sizes, rng, positive)
+        for name, v in zip(graph.input_names, graph.inputs, strict=True)
     }
 
 
@@ -67,7 +72,9 @@ def _random(t: TensorType, sizes: Mapping[str, Dim], rng: np.random.Generator, p
     shape = TensorType(t.dtype, substitute_shape(t.shape, sizes)).static_shape
     if t.dtype.is_float:
         values = rng.standard_normal(shape)
-        return (np.abs(values) + 0.1 if positive else values).astype(t.dtype.numpy)
+        return (np.abs(values) + 0.1 if positive or t.dtype is DType.FLOAT8E8M0 else values).astype(t.dtype.numpy)
+    if t.dtype in (DType.COMPLEX64, DType.COMPLEX128):
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(t.dtype.numpy)
     if t.dtype is DType.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
     if t.dtype is DType.STRING:
@@ -205,9 +212,9 @@ def blind(graph: Graph, trials: list[Feeds], nan_weights: bool) -> str:
             continue
         seen = [np.asarray(t[name]) for t in trials]
         numeric = seen[0].dtype.kind in "fc" or value.type.dtype.is_float
-        if numeric and not nan_weights and not any(np.isfinite(np.asarray(a, np.float64)).all() for a in seen):
+        if numeric and not nan_weights and not any(np.isfinite(np.asarray(a, np.complex128)).all() for a in seen):
             return f"output '{name}' is not finite on random inputs, so that equality says nothing"
-        if nan_weights and numeric and any(np.isnan(np.asarray(a, np.float64)).any() for a in seen):
+        if nan_weights and numeric and any(np.isnan(np.asarray(a, np.complex128)).any() for a in seen):
             continue
         if seen[0].size and all(_same(a, seen[0]) for a in seen[1:]):
             return f"output '{name}' does not depend on the inputs, so that equality says nothing"

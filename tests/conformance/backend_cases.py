@@ -20,7 +20,7 @@ from onnx.backend.test import BackendTest
 from onnx.backend.test.loader import load_model_tests
 
 from taso.backends import fallback
-from taso.backends.onednn import executor
+from taso.backends.onednn import stages
 from taso.graph import onnx_reference
 from taso.onnx_backend import Inputs, TasoBackend, TasoRep
 
@@ -62,7 +62,7 @@ class WatchedRep(TasoRep):
         with (
             watch.calls(onnx_reference, "run", FALLBACK),
             watch.calls(fallback, "evaluate_operator", DEFINITION),
-            watch.calls(executor, "evaluate_graph", DEFINITION),
+            watch.calls(stages, "evaluate_node", DEFINITION),
         ):
             return super().run(inputs, **kwargs)
 

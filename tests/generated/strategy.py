@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.checker
@@ -17,7 +18,7 @@ import test_type_rules as rules
 from hypothesis import strategies as st
 from models import Arrays
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 T = TypeVar("T")
 F32, U8, I8, I32, I64, STRING, BOOL, F16, F64 = (
@@ -25,9 +26,27 @@ F32, U8, I8, I32, I64, STRING, BOOL, F16, F64 = (
     TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.DOUBLE,
 )  # fmt: skip
 BF16 = TensorProto.BFLOAT16
-MOST_DTYPES = (*(F32,) * 12, F64, F16, BF16, I32, I64, U8, I8, BOOL, STRING, TensorProto.UINT16,
-               TensorProto.INT16, TensorProto.UINT32, TensorProto.UINT64, TensorProto.FLOAT8E4M3FN)  # fmt: skip
+DTYPES = tuple(sorted(code for _, code in TensorProto.DataType.items() if code != TensorProto.UNDEFINED))
+"""All element types that the installed onnx knows."""
+MOST_DTYPES = (*(F32,) * 30, F64, F64, F16, F16, BF16, I32, I64, BOOL, *DTYPES)
 FLOATS = frozenset({F32, F64, F16, BF16})
+COMPLEX = frozenset({TensorProto.COMPLEX64, TensorProto.COMPLEX128})
+# these hold few numbers, and these are the ones to draw from
+FEW: dict[str, tuple[float, ...]] = {
+    "float4_e2m1fn": (0.5, 1, 1.5, 2, 3, -0.5, -1, -1.5, -2), "float8_e8m0fnu": (0.25, 0.5, 1, 2, 4),
+    "int4": (1, 2, 3, 5, 7, -1, -2, -4, -8), "uint4": (1, 2, 3, 5, 8, 15), "int2": (1, -1, -2), "uint2": (1, 2, 3),
+}  # fmt: skip
+# an IR version before these does not have the type
+FIRST_IR = {
+    code: ir
+    for ir, names in {
+        9: "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ", 10: "UINT4 INT4", 11: "FLOAT4E2M1",
+        12: "FLOAT8E8M0", 13: "UINT2 INT2", 14: "FLOAT6E2M3 FLOAT6E3M2",
+    }.items()
+    for name in names.split()
+    for known, code in TensorProto.DataType.items()
+    if known == name
+}  # fmt: skip
 OPSETS = (7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, rules.NEWEST)
 MOST_ELEMENTS = 4096
 NAMES = ("", "n", "n", "a node", "block.0/conv:1", "größe", "\\", "0", "Identity_1", "x0")
@@ -59,12 +78,16 @@ BOUND = {row.op for row in rules.QUANTIZED} | {
 
 @dataclass
 class Generated:
-    """A model, and what its inputs hold: `index` (0 and 1), `lengths`, `positive` below 1, or `any`."""
+    """A model, and what its inputs hold: `index` (0 and 1), `counts` (1 to 3), `lengths`, `positive` below 1, or `any`.
+
+    `built` are its operators, `marks` what else is in it.
+    """
 
     model: ModelProto
     kinds: dict[str, str]
     sizes: dict[str, tuple[int, ...]]
     built: list[str] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
 
     def feeds(self, seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
@@ -83,15 +106,21 @@ def array_of(rng: np.random.Generator, dtype: int, shape: Sequence[int], kind: s
         return np.arange(1, math.prod(shape) + 1).reshape(shape).astype(np_dtype)
     if kind == "index" or dtype == BOOL:
         return rng.integers(0, 2, shape).astype(np_dtype)
+    if kind == "counts":
+        return rng.integers(1, 4, shape).astype(np_dtype)
     if kind in ("zero", "one"):
         return np.full(shape, float(kind == "one")).astype(np_dtype)
     if dtype == STRING:
         return np.array(rng.integers(0, 3, shape).astype(str), dtype=object).reshape(shape)
+    if np_dtype.name in FEW:
+        return np.asarray(rng.choice(FEW[np_dtype.name], shape)).astype(np_dtype)
     if kind == "positive":
         return (rng.integers(1, 64, shape) / 64).astype(np_dtype)
     values = rng.integers(1, 9, shape) / (4 if np_dtype.kind not in "iu" else 1)
     if np_dtype.kind != "u":
         values = values * rng.choice([-1, 1], shape)
+    if dtype in COMPLEX:
+        values = values + 1j * rng.integers(-8, 9, shape) / 4
     return np.asarray(values).astype(np_dtype)
 
 
@@ -125,9 +154,10 @@ def by_operator() -> dict[str, list[rules.Row]]:
 
 
 @cache
-def fitting(opset: int) -> tuple[rules.Row, ...]:
-    """The rows of which the operator is at this opset what it is at theirs."""
-    return tuple(r for r in rules.TABLE if same_operator(r.op, r.opset, opset))
+def fitting(opset: int) -> dict[str, list[rules.Row]]:
+    """Of each operator that this opset has the rows in which it is what it is at this opset."""
+    rows = {op: [r for r in of if same_operator(op, r.opset, opset)] for op, of in by_operator().items()}
+    return {op: of for op, of in rows.items() if of}
 
 
 def same_operator(name: str, one: int, other: int) -> bool:
@@ -148,35 +178,49 @@ def schema_of(name: str, opset: int) -> onnx.defs.OpSchema | None:
 
 def takes(name: str, opset: int, position: int, dtype: int) -> bool:
     schema = schema_of(name, opset)
-    if schema is None or not schema.inputs:
+    return schema is not None and admits(schema.inputs, position, dtype)
+
+
+def gives(name: str, opset: int, dtype: int) -> bool:
+    schema = schema_of(name, opset)
+    return schema is not None and admits(schema.outputs, 0, dtype)
+
+
+def admits(formal: Sequence[onnx.defs.OpSchema.FormalParameter], position: int, dtype: int) -> bool:
+    if not formal:
         return False
-    said = schema.inputs[min(position, len(schema.inputs) - 1)]
-    return f"tensor({TensorProto.DataType.Name(dtype).lower()})" in said.types
+    return f"tensor({TensorProto.DataType.Name(dtype).lower()})" in formal[min(position, len(formal) - 1)].types
 
 
 # ── growing a graph ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Growing:
-    """A graph under construction; a step that does not fit adds nothing."""
+    """A graph under construction; a step that does not fit adds nothing.
 
-    def __init__(self, draw: st.DrawFn) -> None:
+    Inside of another (`outer`) it is the body of an If, a Loop or a Scan, which may read what is outside.
+    """
+
+    def __init__(self, draw: st.DrawFn, opset: int, outer: Growing | None = None) -> None:
         self.draw = draw
-        self.first = draw(st.sampled_from(by_operator()[draw(st.sampled_from(rules.OPERATORS))]))
-        alike = [o for o in OPSETS if same_operator(self.first.op, self.first.opset, o)]
-        self.opset = draw(st.sampled_from([*alike, max(self.first.opset, OPSETS[0])]))
+        self.opset = opset
+        self.outer = outer
+        self.depth: int = outer.depth + 1 if outer else 0
         self.graph = GraphProto(name=draw(st.sampled_from(("g", "a graph", "größe"))))
-        self.types: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self.constants: dict[str, TensorProto] = {}
-        self.kinds: dict[str, str] = {}
-        self.wild: set[str] = set()
+        self.types: dict[str, tuple[int, tuple[int, ...]]] = dict(outer.types) if outer else {}
+        self.constants: dict[str, TensorProto] = dict(outer.constants) if outer else {}
+        self.kinds: dict[str, str] = dict(outer.kinds) if outer else {}
         self.read: set[str] = set()
-        self.built: list[str] = []
+        self.built: list[str] = outer.built if outer else []
+        self.marks: set[str] = outer.marks if outer else set()
+        self.number: int = outer.number if outer else 1000
+        self.open: dict[str, ValueInfoProto] = {}
 
     # names and values
 
     def fresh(self) -> str:
-        return f"{self.draw(st.sampled_from(VALUE_NAMES))}{len(self.types) + 1000}"
+        self.number += 1
+        return f"{self.draw(st.sampled_from(VALUE_NAMES))}{self.number}"
 
     def chance(self, percent: int) -> bool:
         return self.draw(st.integers(0, 99)) >= 100 - percent
@@ -185,8 +229,14 @@ class Growing:
         return self.draw(st.sampled_from(list(options)))
 
     def input(self, dtype: int, shape: Sequence[int], kind: str = "any") -> str:
-        name = self.fresh()
-        self.graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
+        """An input of the model; a body reads it from outside."""
+        if self.outer is not None:
+            self.outer.number = self.number
+            name = self.outer.input(dtype, shape, kind)
+            self.number = self.outer.number
+        else:
+            name = self.fresh()
+            self.graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
         self.types[name], self.kinds[name] = (dtype, tuple(shape)), kind
         return name
 
@@ -205,9 +255,17 @@ class Growing:
     def constant(self, tensor: TensorProto, kind: str) -> str:
         held = TensorProto()
         held.CopyFrom(tensor)
+        if self.outer is not None and (self.opset < 9 or self.chance(40)):
+            # a model of opset 8 is of IR version 3, in which initializers of a body would have to be inputs of it
+            self.outer.number = self.number
+            name = self.outer.constant(tensor, kind)
+            self.number = self.outer.number
+            self.types[name], self.constants[name] = self.outer.types[name], self.outer.constants[name]
+            self.kinds[name] = kind
+            return name
         held.name = name = self.fresh()
         self.types[name], self.constants[name], self.kinds[name] = (held.data_type, tuple(held.dims)), held, kind
-        if self.chance(25):
+        if self.chance(25) and gives("Constant", self.opset, held.data_type):
             self.node(NodeProto(op_type="Constant", output=[name], attribute=[helper.make_attribute("value", held)]))
         else:
             self.graph.initializer.append(held)
@@ -233,6 +291,8 @@ class Growing:
         schema = schema_of(node.op_type, self.opset)
         if schema is None:
             return []
+        if not all(admits(schema.inputs, i, self.types[n][0]) for i, n in enumerate(node.input) if n):
+            return []
         found = inferred(schema, node, self)
         if found is None or not all(n in found for n in node.output if n):
             return []
@@ -248,7 +308,7 @@ class Growing:
     # steps
 
     def step(self) -> None:
-        values = [n for n, (_, s) in self.types.items() if self.kinds.get(n, "any") == "any"]
+        values = [n for n in self.types if self.kinds.get(n, "any") == "any"]
         if not values or self.chance(20):
             dtype = self.pick(MOST_DTYPES)
             shape = self.draw(st.sampled_from(SHAPES))
@@ -257,8 +317,8 @@ class Growing:
         self.pick(STEPS)(self, x)
 
     def row(self, x: str) -> None:
-        row = self.pick(fitting(self.opset))
-        self.one_of(row)
+        known = fitting(self.opset)
+        self.one_of(self.pick(known[self.pick(known)]))
 
     def one_of(self, row: rules.Row) -> None:
         said, given = operands(row)
@@ -276,6 +336,8 @@ class Growing:
         if operand.constant is not None:
             return self.constant(operand.constant, "numbers")
         kind = "lengths" if operand.name == "n" else "positive" if operand.dtype in FLOATS else "index"
+        if op in ("Div", "Mod") and position == 1 and kind == "index":
+            kind = "counts"
         free = operand.dtype in FLOATS and op not in BOUND and (position == 0 or op in FREE)
         if free and self.chance(70):
             alike = [n for n, (d, _) in self.types.items() if d == operand.dtype and self.kinds.get(n, "any") == "any"]
@@ -330,8 +392,12 @@ class Growing:
             return
         name = self.pick(names)
         equal = self.opset < 8 and name in ("Max", "Min", "Sum", "Mean")
-        y = self.operand(dtype, shape if equal else self.broadcast(shape, up=name != "PRelu"))
-        self.add(name, [y, x] if name not in ("Div", "Pow", "PRelu") and self.chance(40) else [x, y])
+        # ONNX Runtime dies of whole numbers divided by 0, and of the least divided by -1
+        kind = "counts" if name == "Div" and dtype not in FLOATS else "any"
+        other = shape if equal else self.broadcast(shape, up=name != "PRelu")
+        y = self.weight(dtype, other, kind) if kind == "counts" else self.operand(dtype, other)
+        if self.add(name, [y, x] if name not in ("Div", "Pow", "PRelu") and self.chance(40) else [x, y]):
+            self.marks.update(["operands that broadcast"] * (self.types[y][1] != shape))
 
     def broadcast(self, shape: tuple[int, ...], up: bool = True) -> tuple[int, ...]:
         if self.chance(40):
@@ -363,9 +429,82 @@ class Growing:
             self.add("Where", [condition, x, self.operand(dtype, self.broadcast(shape))])
 
     def cast(self, x: str) -> None:
-        to = self.pick([d for d in (F32, F64, F16, I32, I64, BOOL, BF16) if takes("Cast", self.opset, 0, d)])
-        if takes("Cast", self.opset, 0, self.types[x][0]) and self.types[x][0] != STRING:
+        """A Cast that fits in any case: among numbers what overflows is left open."""
+        to = self.pick([d for d in (*FLOATS, I32, I64, BOOL, *SMALL_FLOATS) if gives("Cast", self.opset, d)])
+        if self.types[x][0] != STRING:
             self.add("Cast", [x], to=to)
+
+    def themed(self, theme: str, row: rules.Row | None) -> None:
+        """The step that a theme asks for."""
+        if row is not None:
+            self.one_of(row)
+        elif theme in TensorProto.DataType.keys():
+            for made in self.draw(st.sampled_from(((False,), (True,), (False, True)))):
+                self.of_any_type("", TensorProto.DataType.Value(theme), made)
+        else:
+            dtype = self.pick((F32,) * 8 + MOST_DTYPES)
+            x = self.operand(dtype, self.draw(st.sampled_from(SHAPES)))
+            self.pick({"If": BODIES[:1], "Loop": BODIES[1:2] * 4 + BODIES[3:], "Scan": BODIES[2:3]}[theme])(self, x)
+
+    def of_any_type(self, x: str, dtype: int = 0, made: bool | None = None) -> None:
+        """A value of any element type, which comes in, is a weight, or is made, and is moved or made a number."""
+        dtype = dtype or self.pick(DTYPES)
+        shape = self.draw(st.sampled_from(SHAPES))
+        given, making = (self.input, self.weight), (self.cast_from, self.quantized, self.filled)
+        sources = (*given, *making) if made is None else making if made else given
+        y = self.pick(sources)(dtype, shape)
+        if not y:
+            return
+        for _ in range(self.draw(st.integers(0, 2))):
+            before = len(self.types)
+            self.pick(MOVES)(self, y)
+            moved = [n for n in list(self.types)[before:] if n not in self.kinds and self.types[n][0] == dtype]
+            y = self.pick(moved) if moved else y
+        if y in self.kinds or self.chance(50):
+            self.pick(SINKS)(self, y)
+
+    def identity(self, x: str) -> None:
+        self.add("Identity", [x])
+
+    def cast_from(self, dtype: int, shape: Sequence[int]) -> str:
+        """A value cast to this type from one that does not overflow in it."""
+        sources = [d for d in DTYPES if d != dtype and takes("Cast", self.opset, 0, d)]
+        if not sources or not gives("Cast", self.opset, dtype):
+            return ""
+        source = self.pick(sources)
+        few = {TensorProto.DataType.Name(d) for d in (source, dtype)} & {"INT2", "BOOL"}
+        y = self.operand(source, shape, "index" if few or source == STRING else "counts")
+        return (self.add("Cast", [y], to=dtype) or [""])[0]
+
+    def quantized(self, dtype: int, shape: Sequence[int]) -> str:
+        if not gives("QuantizeLinear", self.opset, dtype):
+            return ""
+        sources = [d for d in FLOATS if takes("QuantizeLinear", self.opset, 0, d)]
+        source = self.pick(sources)
+        scale = self.numbers([self.pick((0.25, 0.5))], source, ())
+        zero = self.weight(dtype, (), "zero")
+        return (self.add("QuantizeLinear", [self.operand(source, shape), scale, zero]) or [""])[0]
+
+    def filled(self, dtype: int, shape: Sequence[int]) -> str:
+        """A value of which all elements are one, where this type can be filled."""
+        if not gives("ConstantOfShape", self.opset, dtype):
+            return ""
+        value = numpy_helper.from_array(array_of(np.random.default_rng(1), dtype, (1,), "any"))
+        return (self.add("ConstantOfShape", [self.numbers(shape, shape=(len(shape),))], value=value) or [""])[0]
+
+    def as_number(self, x: str) -> None:
+        if takes("Cast", self.opset, 0, self.types[x][0]):
+            self.add("Cast", [x], to=self.pick((F32, F32, F64, F16)))
+
+    def dequantized(self, x: str) -> None:
+        if takes("DequantizeLinear", self.opset, 0, self.types[x][0]):
+            self.add("DequantizeLinear", [x, self.numbers([self.pick((0.25, 0.5))], F32, ())])
+
+    def bits(self, x: str) -> None:
+        """The same bits as an integer."""
+        same = [d for d in INTEGERS if BITS[d] == BITS.get(self.types[x][0]) and d != self.types[x][0]]
+        if same:
+            self.add("BitCast", [x], to=self.pick(same))
 
     def transpose(self, x: str) -> None:
         rank = len(self.types[x][1])
@@ -570,7 +709,8 @@ class Growing:
         op = self.pick(("Add", "Mul", "Sub", "Div"))
         if dtype == BOOL or not takes(op, self.opset, 0, dtype):
             return
-        for y in self.add(op, [x, self.weight(dtype, self.broadcast(shape, up=False))]):
+        kind = "counts" if op == "Div" and dtype not in FLOATS else "any"
+        for y in self.add(op, [x, self.weight(dtype, self.broadcast(shape, up=False), kind)]):
             other = op if self.chance(70) else self.pick(("Add", "Mul"))
             self.add(other, [y, self.weight(dtype, self.broadcast(shape, up=False))])
 
@@ -652,7 +792,9 @@ class Growing:
 
     def pad(self, x: str) -> None:
         dtype, shape = self.types[x]
-        if not shape or not takes("Pad", self.opset, 0, dtype):
+        # no oracle pads strings, and a scale of eight bits has no zero to pad with
+        odd = TensorProto.DataType.Name(dtype) in ("STRING", "FLOAT8E8M0")
+        if odd or not shape or not takes("Pad", self.opset, 0, dtype):
             return
         pads = [self.draw(st.integers(0, 1)) for _ in range(2 * len(shape))]
         made = self.add("Pad", [x], pads=pads) if self.opset < 11 else self.add("Pad", [x, self.numbers(pads)])
@@ -694,21 +836,215 @@ class Growing:
         if self.opset >= 9 or self.types[x][0] in FLOATS:
             self.add("Flatten", [x], axis=self.draw(st.integers(0, len(self.types[x][1]))))
 
+    # bodies
+
+    def inside(self) -> Growing:
+        return Growing(self.draw, self.opset, self)
+
+    def declared(self, dtype: int, shape: Sequence[int], stated: bool = True) -> str:
+        """An input of this body."""
+        name = self.fresh()
+        info = helper.make_tensor_value_info(name, dtype, shape if stated else None)
+        self.graph.input.append(info)
+        self.types[name] = dtype, tuple(shape)
+        return name
+
+    def own(self) -> list[str]:
+        """What this body takes and makes itself."""
+        outside = self.outer.types if self.outer else {}
+        return [n for n in self.types if n not in outside and n not in self.kinds]
+
+    def grown(self, *begin: str) -> Growing:
+        """This body after a few steps, of which the first are made with `begin`."""
+        for x in begin:
+            self.pick(INSIDE)(self, x)
+        for _ in range(self.draw(st.integers(0, 2))):
+            self.step()
+        return self
+
+    def returned(self, dtype: int, shape: tuple[int, ...], instead: str) -> str:
+        """Makes a value of this type an output of the body: one of its own, or what is made of `instead`."""
+        listed = {v.name for v in self.graph.output}
+        alike = [n for n in self.own() if self.types[n] == (dtype, shape) and n not in listed and n in self.made()]
+        name = self.pick(alike[-3:]) if alike and self.chance(80) else (self.add("Identity", [self.mapped(instead)]))[0]
+        self.graph.output.append(helper.make_tensor_value_info(name, dtype, shape))
+        self.read.add(name)
+        return name
+
+    def passes(self, op: str, dtype: int) -> bool:
+        """Whether a Loop or a Scan carries values of this type."""
+        return gives(op, self.opset, dtype) and takes(op, self.opset, 2, dtype) and gives("Identity", self.opset, dtype)
+
+    def stackable(self, op: str) -> list[str]:
+        """What this body makes and what may be given for each iteration."""
+        own = [n for n in self.own() if n in self.made() and len(self.types[n][1]) < 5]
+        # ONNX Runtime dies of a Scan that stacks what is empty along another axis than the first
+        whole = [n for n in own if op == "Loop" or math.prod(self.types[n][1])]
+        return [n for n in whole if self.passes(op, self.types[n][0])]
+
+    def made(self) -> set[str]:
+        return {n for node in self.graph.node for n in node.output}
+
+    def surrounds(self, op: str, inputs: Sequence[str], bodies: Sequence[Growing], outputs: int,
+                  attributes: dict[str, object]) -> list[str]:  # fmt: skip
+        """Adds the node with these bodies; its outputs have no types yet."""
+        names = ["then_branch", "else_branch"] if op == "If" else ["body"]
+        self.number = max(self.number, *(b.number for b in bodies))
+        outside = [n for b in bodies for n in b.read if n in self.types]
+        made = [self.fresh() + f".{i}" for i in range(outputs)]
+        graphs = dict(zip(names, (b.graph for b in bodies), strict=True))
+        self.node(helper.make_node(op, inputs, made, **graphs, **attributes))
+        self.read.update(inputs, outside)
+        self.built.append(op)
+        self.marks.update(f"{op} that captures a {'weight' if n in self.constants else 'value'}" for n in outside)
+        return made
+
+    def mark_carried(self, op: str, states: int, scanned: int) -> None:
+        said = {"state": states, "scanned outputs": scanned, "both": states and scanned, "two states": states > 1}
+        self.marks.update(f"{op} with {what}" for what, holds in said.items() if holds)
+
+    def stated(self, name: str, dtype: int, shape: tuple[int, ...]) -> None:
+        """Says of what type a value is that ONNX's inference leaves open."""
+        self.types[name] = dtype, shape
+        if self.chance(50):
+            self.graph.value_info.append(helper.make_tensor_value_info(name, dtype, shape))
+
     def branch(self, x: str) -> None:
-        """An If of which both branches read what is outside."""
-        dtype, shape = self.types[x]
-        if not takes("Neg", self.opset, 0, dtype):
+        """An If of which the branches make values of one type."""
+        if self.depth > 1:
             return
-        out, bodies = [self.fresh() + f".{i}" for i in range(3)], []
-        for body, op in zip(out[1:], ("Neg", "Abs"), strict=True):
-            info = helper.make_tensor_value_info(body, dtype, shape)
-            inner = [helper.make_node("Identity", [x], [body + "i"]), helper.make_node(op, [body + "i"], [body])]
-            bodies.append(helper.make_graph(inner, "body", [], [info]))
-        condition = self.input(BOOL, (), "index")
-        self.node(helper.make_node("If", [condition], [out[0]], then_branch=bodies[0], else_branch=bodies[1]))
-        self.types[out[0]] = dtype, shape
-        self.read.update((condition, x))
-        self.built.append("If")
+        yes = self.inside().grown(x)
+        own = [n for n in yes.own() if n in yes.made()]
+        like = yes.pick(own[-3:]) if own else x
+        types = [yes.types[like]] + ([yes.types[x]] if yes.chance(30) else [])
+        self.number = yes.number
+        no = self.inside().grown(x)
+        if not all(gives("If", self.opset, t[0]) and takes("Identity", self.opset, 0, t[0]) for t in types):
+            return
+        for body, instead in ((yes, like), (no, "")):
+            for i, (dtype, shape) in enumerate(types):
+                body.returned(dtype, shape, x if i else instead or body.operand(dtype, shape))
+        self.number = max(yes.number, no.number)
+        condition = self.input(BOOL, (), "index") if self.chance(80) else self.weight(BOOL, (), "index")
+        if self.chance(50):
+            # names need only be unique in each of the branches
+            made_in = ([n for n in body.own() if n in body.made()] for body in (no, yes))
+            renamed(no.graph, dict(zip(*made_in, strict=False)))
+        made = self.surrounds("If", [condition], [yes, no], len(types), {})
+        for name, (dtype, shape) in zip(made, types, strict=True):
+            self.stated(name, dtype, shape)
+
+    def loop(self, x: str) -> None:
+        """A Loop with state, scanned outputs and any of its three ways to end."""
+        if self.depth > 1 or not self.passes("Loop", self.types[x][0]):
+            return
+        starts = [x, *([self.operand(*self.types[x])] if self.chance(40) else [])]
+        if self.opset >= 13 and self.chance(10):
+            starts = []
+        body, stated = self.inside(), self.chance(70)
+        i, on = body.declared(I64, ()), body.declared(BOOL, ())
+        states = [body.declared(*self.types[s], stated) for s in starts]
+        body.grown(*(states or [x]))
+        ends = self.draw(st.sampled_from(("count", "count", "input", "condition")))
+        if ends == "condition" and not takes("Less", self.opset, 0, I64):
+            ends = "count"
+        if ends == "condition":
+            again = body.add("Less", [i, body.numbers([self.draw(st.integers(0, 2))], I64, ())])[0]
+        else:
+            again = body.add("Identity", [on])[0]
+        body.graph.output.append(helper.make_tensor_value_info(again, BOOL, ()))
+        for s in states:
+            body.returned(*body.types[s], s)
+        scans = body.stackable("Loop")
+        scanned = [body.types[body.pick(scans)] for _ in range(self.draw(st.integers(0, 2)))] if scans else []
+        for dtype, shape in scanned:
+            alike = [n for n in scans if body.types[n] == (dtype, shape)]
+            body.returned(dtype, shape, alike[0])
+        if not states and not scanned:
+            return
+        self.number = body.number
+        count = self.draw(st.integers(0, 3))
+        trips = {"count": self.numbers([count], I64, ()), "input": "", "condition": ""}[ends]
+        trips = self.input(I64, (), "index") if ends == "input" else trips
+        first = self.pick(("", self.numbers([1], BOOL, ())))
+        made = self.surrounds("Loop", [trips, first, *starts], [body], len(states) + len(scanned), {})
+        self.mark_carried("Loop", len(states), len(scanned))
+        self.marks.add(f"Loop ended by {ends}")
+        for name, s in zip(made, starts, strict=False):
+            self.stated(name, *self.types[s])
+        for name, (dtype, shape) in zip(made[len(states) :], scanned, strict=True):
+            if ends == "count":
+                self.stated(name, dtype, (count, *shape))
+            else:
+                self.open[name] = helper.make_tensor_value_info(name, dtype, [None, *shape])
+
+    def growing_state(self, x: str) -> None:
+        """A Loop whose state is longer after each iteration."""
+        dtype, shape = self.types[x]
+        if self.depth > 1 or not shape or not takes("Concat", self.opset, 0, dtype) or not self.passes("Loop", dtype):
+            return
+        count = self.draw(st.integers(0, 2))
+        more = self.operand(dtype, (1, *shape[1:]))
+        body = self.inside()
+        body.declared(I64, ())
+        on = body.declared(BOOL, ())
+        state = body.declared(dtype, shape, stated=False)
+        longer = body.mapped(body.mapped(state))
+        joined = body.fresh()
+        body.node(helper.make_node("Concat", [longer, more], [joined], axis=0))
+        body.read.update((longer, more))
+        again = body.add("Identity", [on])[0]
+        body.graph.output.append(helper.make_tensor_value_info(again, BOOL, ()))
+        body.graph.output.append(helper.make_tensor_value_info(joined, dtype, None))
+        self.number = body.number
+        inputs = [self.numbers([count], I64, ()), "", x]
+        for name in self.surrounds("Loop", inputs, [body], 1, {}):
+            self.stated(name, dtype, (shape[0] + count, *shape[1:]))
+            self.marks.add("Loop whose state grows")
+
+    def scan(self, x: str) -> None:
+        """A Scan over one value or two, with state or without, along any axes and directions."""
+        dtype, shape = self.types[x]
+        if self.depth > 1 or self.opset < 9 or not shape or not math.prod(shape):
+            return
+        if not self.passes("Scan", dtype):
+            return
+        axis = self.draw(st.integers(0, len(shape) - 1))
+        length = shape[axis]
+        begin = [self.operand(dtype, self.draw(st.sampled_from(SHAPES[:6])))] if self.chance(70) else []
+        over = [(x, axis), *([(self.operand(dtype, (length, 2)), 0)] if self.chance(30) else [])]
+        body, stated = self.inside(), self.chance(70)
+        states = [body.declared(*self.types[s], stated) for s in begin]
+        items = []
+        for name, along in over:
+            full = self.types[name][1]
+            items.append(body.declared(self.types[name][0], full[:along] + full[along + 1 :], stated))
+        body.grown(*(states[:1] + items[:1]))
+        for s in states:
+            body.returned(*body.types[s], s)
+        scans = body.stackable("Scan") or items
+        scanned = [body.types[body.pick(scans)] for _ in range(self.draw(st.integers(0 if states else 1, 2)))]
+        for one, size in scanned:
+            alike = [n for n in scans if body.types[n] == (one, size)]
+            body.returned(one, size, alike[0])
+        attributes: dict[str, object] = {"num_scan_inputs": len(over)}
+        self.marks.update(["Scan of two values"] * (len(over) > 1))
+        axes = [self.draw(st.integers(0, len(size))) for _, size in scanned]
+        if self.chance(50) or any(a for _, a in over):
+            attributes["scan_input_axes"] = [a for _, a in over]
+        if any(axes):
+            attributes["scan_output_axes"] = axes
+        if self.chance(50):
+            attributes["scan_input_directions"] = [self.draw(st.integers(0, 1)) for _ in over]
+        if self.chance(50) and scanned:
+            attributes["scan_output_directions"] = [self.draw(st.integers(0, 1)) for _ in scanned]
+        outputs = len(states) + len(scanned)
+        made = self.surrounds("Scan", [*begin, *(n for n, _ in over)], [body], outputs, attributes)
+        self.mark_carried("Scan", len(states), len(scanned))
+        for name, s in zip(made, begin, strict=False):
+            self.stated(name, *self.types[s])
+        for name, (one, size), along in zip(made[len(states) :], scanned, axes, strict=True):
+            self.stated(name, one, (*size[:along], length, *size[along:]))
 
     # the whole
 
@@ -729,10 +1065,12 @@ class Growing:
             if len(outputs) == 1 and name in made:
                 info.doc_string = "what comes out"
             self.graph.output.append(info)
+        self.graph.output.extend(self.open.values())
         if self.chance(20):
             self.graph.input.append(helper.make_tensor_value_info("never read", F32, (2, 3)))
             self.types["never read"], self.kinds["never read"] = (F32, (2, 3)), "any"
         ir = 3 if self.opset < 9 else 10 if self.opset > 18 else self.draw(st.sampled_from((7, 8, 10)))
+        ir = max([ir, *(FIRST_IR[d] for d, _ in self.types.values() if d in FIRST_IR)])
         if ir == 3 or self.chance(10):
             for tensor in self.graph.initializer:
                 self.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -742,7 +1080,7 @@ class Growing:
         sizes = {v.name: self.types[v.name][1] for v in self.graph.input}
         if self.chance(25):
             symbolic(model, [n for n, k in self.kinds.items() if k == "any"])
-        return Generated(model, self.kinds, sizes, self.built)
+        return Generated(model, self.kinds, sizes, self.built, self.marks)
 
 
 def symbolic(model: ModelProto, names: Sequence[str]) -> None:
@@ -758,8 +1096,38 @@ def symbolic(model: ModelProto, names: Sequence[str]) -> None:
         if value.name in inputs:
             value.type.CopyFrom(inputs[value.name].type)
         else:
-            for dim in value.type.tensor_type.shape.dim:
-                dim.Clear()
+            forget_sizes(value)
+    if changed:
+        del model.graph.value_info[:]
+        for body in bodies_of(model.graph):
+            for value in (*body.input, *body.output, *body.value_info):
+                forget_sizes(value)
+
+
+def forget_sizes(value: ValueInfoProto) -> None:
+    for dim in value.type.tensor_type.shape.dim:
+        dim.Clear()
+
+
+def bodies_of(graph: GraphProto, deep: bool = True) -> Iterator[GraphProto]:
+    """The bodies of If, Loop and Scan in a graph, at any depth if `deep`."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+                if deep:
+                    yield from bodies_of(attribute.g)
+
+
+def renamed(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Gives values of a body, where they are made and wherever they are read, other names."""
+    for node in graph.node:
+        node.input[:] = [names.get(n, n) for n in node.input]
+        node.output[:] = [names.get(n, n) for n in node.output]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for body in bodies_of(graph, deep=False):
+        renamed(body, names)
 
 
 def strings(array: NDArray[np.generic]) -> TensorProto:
@@ -772,14 +1140,25 @@ def inferred(schema: onnx.defs.OpSchema, node: NodeProto, growing: Growing) -> d
     ids = [helper.make_opsetid("", growing.opset)]
     infer = onnx.shape_inference.infer_node_outputs
     try:
-        return dict(infer(schema, node, types, data, opset_imports=ids, ir_version=10))
+        found = dict(infer(schema, node, types, data, opset_imports=ids, ir_version=10))
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
         return None
+    if all(static(t) for t in found.values()) or not schema.has_function and not schema.has_context_dependent_function:
+        return found
+    if node.op_type in ("GroupNormalization", "MeanVarianceNormalization"):
+        # of these ONNX infers no shape
+        return {node.output[0]: types[node.input[0]]}
+    # of an operator that is a function the inference of whole models says more
+    graph = helper.make_graph([node], "one", [helper.make_value_info(n, t) for n, t in types.items()],
+                              [ValueInfoProto(name=n) for n in node.output if n], list(data.values()))  # fmt: skip
+    again = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=ids), data_prop=True).graph
+    return {v.name: v.type for v in again.output}
 
 
 def static(said: TypeProto) -> tuple[int, tuple[int, ...]] | None:
     tensor = said.tensor_type
-    if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in tensor.shape.dim):
+    known = tensor.elem_type and tensor.HasField("shape")
+    if not known or not all(d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim):
         return None
     return tensor.elem_type, tuple(d.dim_value for d in tensor.shape.dim)
 
@@ -788,6 +1167,28 @@ SHAPES = (
     (2, 3), (2, 3, 4), (2, 4, 5, 4), (3,), (), (1, 3, 1), (1,), (4, 4), (2, 1, 3, 2, 2), (1, 2, 3, 3, 3), (1, 4, 6, 6),
     (2, 8), (0, 3), (2, 2, 2),
 )  # fmt: skip
+SMALL_FLOATS = tuple(d for d in DTYPES if "FLOAT" in TensorProto.DataType.Name(d) and d not in (F32, F16, BF16))
+BITS: dict[int, int] = {
+    d: getattr(ml_dtypes, "finfo" if "float" in helper.tensor_dtype_to_np_dtype(d).name else "iinfo")(
+        helper.tensor_dtype_to_np_dtype(d)
+    ).bits
+    for d in DTYPES
+    if d not in (STRING, BOOL, *COMPLEX)
+}  # fmt: skip
+INTEGERS = tuple(d for d in BITS if "INT" in TensorProto.DataType.Name(d))
+# what moves elements of any type
+MOVES = (
+    Growing.transpose, Growing.reshape, Growing.squeeze, Growing.concat, Growing.split, Growing.slice, Growing.pad,
+    Growing.expand, Growing.tile, Growing.gather, Growing.flatten, Growing.where, Growing.shaped, Growing.identity,
+)  # fmt: skip
+SINKS = (Growing.identity, Growing.identity, Growing.as_number, Growing.dequantized, Growing.bits)
+BODIES = (Growing.branch, Growing.loop, Growing.scan, Growing.growing_state)
+# what a body begins with: much of it can be rewritten
+INSIDE = (
+    Growing.twice, Growing.twice, Growing.unary, Growing.binary, Growing.matmul, Growing.products, Growing.neutral,
+    Growing.transpose, Growing.scaled_product, Growing.factored, Growing.around_concat, Growing.reduce,
+    Growing.constants_in_turn, Growing.where, Growing.row, *BODIES,
+)  # fmt: skip
 STEPS = (
     Growing.unary, Growing.row, Growing.row, Growing.row, Growing.twice, Growing.binary, Growing.binary,
     Growing.around_concat, Growing.around_concat, Growing.constants_in_turn, Growing.of_one, Growing.scaled_product,
@@ -795,23 +1196,37 @@ STEPS = (
     Growing.neutral, Growing.itself, Growing.where, Growing.cast, Growing.transpose, Growing.reshape, Growing.shaped,
     Growing.squeeze, Growing.concat, Growing.split, Growing.slice, Growing.reduce, Growing.normalized, Growing.matmul,
     Growing.products, Growing.gemm, Growing.convolution, Growing.convolution, Growing.pool, Growing.pad,
-    Growing.expand, Growing.tile, Growing.gather, Growing.clip, Growing.flatten, Growing.branch,
+    Growing.expand, Growing.tile, Growing.gather, Growing.clip, Growing.flatten, *BODIES, Growing.of_any_type,
+    Growing.of_any_type, Growing.of_any_type,
 )  # fmt: skip
+THEMES = (*rules.OPERATORS, *(TensorProto.DataType.Name(d) for d in DTYPES * 2), *("If", "Loop", "Scan") * 8)
 
 
 @st.composite
-def generated_models(draw: st.DrawFn, most: int = 10) -> Generated:
-    """A model of up to `most` steps, one of which is an operator drawn evenly from all that are modelled."""
-    growing = Growing(draw)
-    before, after = draw(st.integers(0, most - 4)), draw(st.integers(0, 4))
-    for _ in range(before):
+def generated_models(draw: st.DrawFn, theme: str = "", most: int = 10) -> Generated:
+    """A model of up to `most` steps, one of which is the theme: an operator or an element type, drawn evenly."""
+    theme = theme or draw(st.sampled_from(THEMES))
+    row = draw(st.sampled_from(by_operator()[theme])) if theme in by_operator() else None
+    growing = Growing(draw, draw(st.sampled_from(opsets_for(theme, row))))
+    for _ in range(draw(st.integers(0, most - 4))):
         growing.step()
-    growing.one_of(growing.first)
-    for _ in range(after):
+    growing.themed(theme, row)
+    for _ in range(draw(st.integers(0, 4))):
         growing.step()
     if not growing.types:
         growing.step()
     return growing.finished()
 
 
-__all__ = ["Generated", "generated_models"]
+def opsets_for(theme: str, row: rules.Row | None) -> list[int]:
+    """The opsets in which a theme means something; the first that the row is meant in comes last."""
+    if row is not None:
+        alike = [o for o in OPSETS if same_operator(row.op, row.opset, o)]
+        return [*alike, max(row.opset, OPSETS[0])]
+    if theme in TensorProto.DataType.keys():
+        dtype = TensorProto.DataType.Value(theme)
+        return [o for o in OPSETS if takes("Identity", o, 0, dtype) or takes("Cast", o, 0, dtype)]
+    return [o for o in OPSETS if theme != "Scan" or o >= 9]
+
+
+__all__ = ["DTYPES", "THEMES", "Generated", "bodies_of", "generated_models"]

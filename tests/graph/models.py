@@ -72,7 +72,8 @@ def relative_error(a: NDArray[np.generic], b: NDArray[np.generic]) -> float:
     assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{a.shape} is not {b.dtype}{b.shape}"
     if a.dtype.kind in "OSU" or a.dtype.kind == "b" or a.size == 0:
         return 0.0 if np.array_equal(a, b) else math.inf
-    x, y = a.astype(np.float64), b.astype(np.float64)
+    held = np.complex128 if b.dtype.kind == "c" else np.float64
+    x, y = a.astype(held), b.astype(held)
     finite = np.isfinite(y)
     if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
         return math.inf

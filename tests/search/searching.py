@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from models import Arrays
 from numpy.typing import NDArray
 from onnx import ModelProto
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, NotImplemented
 
 import taso
 from taso.backends.costs import CostDatabase
@@ -104,10 +104,10 @@ def random_inputs(graph: taso.Graph, seed: int = 0) -> Arrays:
 
 
 def run_unoptimized(proto: ModelProto, feeds: Arrays) -> list[NDArray[np.generic]]:
-    """Outputs of ONNX Runtime with its optimizations off; of the reference where it has no such kernel."""
+    """Outputs of ONNX Runtime with its optimizations off; of the reference where it has no kernel for that."""
     try:
         return models.by_onnxruntime(proto, feeds)
-    except (NotImplemented, Fail):
+    except (NotImplemented, Fail, InvalidArgument):
         return models.by_reference(proto, feeds)
 
 

@@ -108,12 +108,16 @@ def _measurable(t: TensorType) -> bool:
 
 
 class _RandomSupply:
-    """Constants of a kernel that is measured: random, laid out in blocks of its own, kept as long as this is."""
+    """Constants of a kernel that is measured: random, laid out in blocks of its own, kept as long as this is.
 
-    def __init__(self, kernel: Kernel, arrays: dict[int, Array]) -> None:
+    `arrays` and `taken` are what several supplies of one kernel share: random values, and addresses of blocks in use.
+    """
+
+    def __init__(self, kernel: Kernel, arrays: dict[int, Array], taken: set[int]) -> None:
         self._kernel = kernel
         self._blocks: dict[tuple[int, str], Block] = {}
         self._arrays = arrays
+        self._taken = taken
 
     def array(self, operand: int) -> Array:
         if operand not in self._arrays:
@@ -123,7 +127,12 @@ class _RandomSupply:
     def keep(self, operand: int, label: str, make: Callable[[Array], Block]) -> Block:
         key = (operand, label)
         if key not in self._blocks:
-            self._blocks[key] = make(self.array(operand))
+            block = make(self.array(operand))
+            if block.address in self._taken:
+                # the array itself, which another copy of the kernel works on already
+                block = make(self.array(operand).copy())
+            self._taken.add(block.address)
+            self._blocks[key] = block
         return self._blocks[key]
 
 
@@ -149,10 +158,10 @@ def _copies(kernel: Kernel, layouts: Layouts) -> list[list[tuple[Call, object]]]
     weights = sum(o.type.nbytes for o in kernel.operands if o.constant)
     count = min(_MOST_COPIES, -(-_COLD_BYTES // weights)) if weights * _MOST_COPIES > _CACHED_BYTES else 1
     arrays: dict[int, Array] = {}
-    recipe, shared = _recipe(kernel, layouts, _RandomSupply(kernel, arrays))
-    recipes = [recipe]
-    for _ in range(count - 1):
-        recipes.append(design(kernel, layouts, _RandomSupply(kernel, arrays), shared))
+    taken: set[int] = set()
+    supplies = [_RandomSupply(kernel, arrays, taken) for _ in range(count)]
+    recipe, shared = _recipe(kernel, layouts, supplies[0])
+    recipes = [recipe, *(design(kernel, layouts, supply, shared) for supply in supplies[1:])]
     buffers = [_filled(o, i) for i, o in enumerate(kernel.operands)]
     results = [_buffer(tensor_bytes(r.type)) for r in kernel.results]
     if shared is not None:

@@ -20,7 +20,7 @@ from taso.backends.base import Array
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, is_view, lower
 from taso.backends.onednn.arena import ALIGNMENT, Region, place_regions
-from taso.backends.onednn.kernels import NotInPlace, design
+from taso.backends.onednn.kernels import BY_DEFINITION, NotInPlace, design
 from taso.backends.onednn.library import Library, library, status_error
 from taso.backends.onednn.places import (
     OPERAND,
@@ -35,9 +35,10 @@ from taso.backends.onednn.places import (
     to_plain,
 )  # fmt: skip
 from taso.backends.onednn.recipe import ArrayLaunch, Call, Recipe
+from taso.backends.onednn.stages import EVALUATED, OWN, Runs, compiled, is_closed, is_known
 from taso.graph import onnx_shapes
 from taso.graph.errors import BackendError
-from taso.graph.evaluate import check_feeds, constant_value, evaluate_graph
+from taso.graph.evaluate import check_feeds, constant_value
 from taso.graph.graph import Graph, Value
 from taso.graph.operator import Operator, Trait, Weight
 from taso.graph.ops.movement import slice_ranges
@@ -169,6 +170,14 @@ class _Task:
     @property
     def name(self) -> str:
         return "+".join(s.op.name for s in self.kernel.steps) or "Reorder"
+
+    @property
+    def how(self) -> str:
+        """Whether kernels of ours run it, or the operators' definitions."""
+        launches = self.recipe.launches if self.recipe is not None else None
+        if launches is None or any(launch.name.startswith(BY_DEFINITION) for launch in launches):
+            return EVALUATED
+        return OWN
 
 
 def _is_object(t: TensorType) -> bool:
@@ -352,7 +361,7 @@ class _Builder:
         self.wildness.update((v, level) for v, _ in task.writes)
         if careful and not self.warned:
             self.warned = True
-            log.warning("weights of the model are not finite: what depends on them is evaluated slowly, by definition")
+            log.warning("weights of the model are not finite: what depends on them runs without oneDNN, slowly")
         return careful
 
     # ── binding ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -367,6 +376,7 @@ class _Builder:
         for task in self.tasks:
             calls = self.bind(task, base)
             program.add(task.name, calls, task.recipe.constants if task.recipe is not None else [])
+            program.operators += [(s.op.label, task.how) for s in task.kernel.steps]
         for name, value in zip(self.graph.input_names, self.graph.inputs, strict=True):
             if value in self.cells:
                 program.object_inputs.append((name, self.cells[value]))
@@ -484,6 +494,7 @@ class StaticProgram:
         self.object_inputs: list[tuple[str, list[object]]] = []
         self.outputs: list[tuple[str, Callable[[], Array]]] = []
         self.names: list[str] = []
+        self.operators: list[tuple[str, str]] = []
         self._calls: list[Call] = []
         self._kept: list[object] = [arena]
         self._threads = threads
@@ -540,30 +551,13 @@ def _failed(status: object) -> BackendError:
     return status_error("dnnl_primitive_execute", status if isinstance(status, int) else -1)
 
 
-class _Evaluated:
-    """A graph with types that are known at run time only: evaluated node by node."""
-
-    kernels = 0
-    peak_bytes = 0
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        return evaluate_graph(self._graph, given)
-
-    def profile(self, given: Mapping[str, Array]) -> list[tuple[str, float]]:
-        started = time.perf_counter()
-        self.run(given)
-        return [("evaluate_graph", time.perf_counter() - started)]
-
-
 class Program:
     """A graph compiled for oneDNN (an `Executable`). Calls from several threads run one after the other.
 
     Where inputs have symbolic dimensions the graph is compiled at the first call with each combination of shapes; the
-    latest such programs are kept. Inputs that are not finite are passed to oneDNN as they are: its activations and
-    pools do not all pass NaN on.
+    latest such programs are kept. What depends on more than that, branches of Ifs above all, is compiled when it is
+    known (`Stages`). Inputs that are not finite are passed to oneDNN as they are: its activations and pools do not all
+    pass NaN on.
     """
 
     def __init__(self, graph: Graph, lowering: Lowering, threads: int) -> None:
@@ -571,13 +565,13 @@ class Program:
         self._threads = threads
         self._signature = _signature(graph)
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[tuple[int, ...], ...], StaticProgram | _Evaluated] = OrderedDict()
-        self._warned = False
-        static = _is_static(graph)
+        self._cache: OrderedDict[tuple[tuple[int, ...], ...], Runs] = OrderedDict()
+        self._said: set[str] = set()
+        static = all(map(is_known, (v.type for v in graph.inputs))) and is_closed(graph)
         self._fixed = self._build(graph) if static else None
         # a static program has laid out all it needs: the graph and its weights may go
         self._graph = self._signature if static else graph
-        self._latest: StaticProgram | _Evaluated | None = self._fixed
+        self._latest: Runs | None = self._fixed
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, arrays of their own. Raises `InputError` where `feeds` do not fit the inputs."""
@@ -595,6 +589,14 @@ class Program:
         return self._latest.kernels if self._latest is not None else 0
 
     @property
+    def operators(self) -> list[tuple[str, str]]:
+        """Each operator that one run computes, and how: "own" by a kernel of this backend, else "evaluated".
+
+        Of symbolic shapes, and where branches are taken, those of the latest call.
+        """
+        return list(self._latest.operators) if self._latest is not None else []
+
+    @property
     def peak_bytes(self) -> int:
         """Bytes of the arena that holds inputs, outputs and all between; as `kernels`, of the latest call."""
         return self._latest.peak_bytes if self._latest is not None else 0
@@ -603,31 +605,18 @@ class Program:
         with threads_in_force(library(), self._threads):
             return _Builder(graph, self._lowering).program(self._threads)
 
-    def _for(self, given: Mapping[str, Array]) -> StaticProgram | _Evaluated:
+    def _for(self, given: Mapping[str, Array]) -> Runs:
         if self._fixed is not None:
             return self._fixed
         key = tuple(getattr(given[name], "shape", ()) for name in self._signature.input_names)
         with self._lock:
             if key not in self._cache:
-                self._cache[key] = self._specialised(given)
+                self._cache[key] = compiled(specialise(self._graph, given), self._build, self._said)
             self._cache.move_to_end(key)
             while len(self._cache) > _MOST_SHAPES:
                 self._cache.popitem(last=False)
             self._latest = self._cache[key]
             return self._latest
-
-    def _specialised(self, given: Mapping[str, Array]) -> StaticProgram | _Evaluated:
-        bound = specialise(self._graph, given)
-        if _is_static(bound):
-            return self._build(bound)
-        if not self._warned:
-            self._warned = True
-            unknown = next(v for v in _needed(bound) if not _known(v.type))
-            log.warning(
-                "the shape of what %s gives is known at run time only: the graph is evaluated node by node",
-                unknown.node.op.label,
-            )
-        return _Evaluated(self._graph)
 
 
 def _signature(graph: Graph) -> Graph:
@@ -637,20 +626,6 @@ def _signature(graph: Graph) -> Graph:
     alone.input_names = list(graph.input_names)
     alone.info.input_defaults = dict(graph.info.input_defaults)
     return alone
-
-
-def _known(t: TensorType) -> bool:
-    return t.other is not None or t.static
-
-
-def _needed(graph: Graph) -> list[Value]:
-    """Values that some live node reads or that are outputs."""
-    read = {v for node in graph.nodes for v in node.inputs if v is not None}
-    return list(read | {v for _, v in graph.outputs} | set(graph.inputs))
-
-
-def _is_static(graph: Graph) -> bool:
-    return all(_known(v.type) for v in _needed(graph))
 
 
 def specialise(graph: Graph, given: Mapping[str, Array]) -> Graph:

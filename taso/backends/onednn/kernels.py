@@ -43,8 +43,11 @@ from taso.graph.ops.pooling import pool_settings
 from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType, TensorType
 
-KERNEL_FORMAT = 2
+KERNEL_FORMAT = 3
 """Raised whenever kernels change so much that costs measured before no longer hold."""
+
+BY_DEFINITION = "evaluated:"
+"""How the names of launches begin that evaluate operators by their definitions."""
 
 _MOST_POST_OPS = 32
 _FLAT = "flat"
@@ -74,7 +77,8 @@ def _one(algorithm: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[[Att
 def _clip(attrs: Attrs) -> tuple[EltwisePostOp, ...]:
     low = -math.inf if attrs["min"] is None else attrs.float("min")
     high = math.inf if attrs["max"] is None else attrs.float("max")
-    return (EltwisePostOp("clip_v2", low, high),)
+    # where they are the wrong way round, ONNX takes the upper bound last; oneDNN refuses them
+    return (EltwisePostOp("clip_v2", min(low, high), high),)
 
 
 # Neg, Reciprocal, Softplus: by linear, pow and soft_relu at these parameters
@@ -128,9 +132,9 @@ def design(
 ) -> Recipe:
     """The recipe of `kernel`. With `in_place` its result lies where that operand does, which a sum is added to.
 
-    With `careful` every step is evaluated by its definition: for operands that are not finite, with which oneDNN's
-    activations and pools do as they like. Raises `NotInPlace` where `in_place` cannot be met, `BackendError` where the
-    kernel cannot be built at all.
+    With `careful` every step is done by NumPy, or evaluated by its definition: for operands that are not finite, with
+    which oneDNN's activations and pools do as they like. Raises `NotInPlace` where `in_place` cannot be met,
+    `BackendError` where the kernel cannot be built at all.
     """
     empty = any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results))
     if not (careful or empty):
@@ -142,7 +146,14 @@ def design(
             if in_place is not None:
                 raise NotInPlace(str(reason)) from reason
     elif in_place is not None:
-        raise NotInPlace("the kernel is evaluated by definition")
+        raise NotInPlace("the kernel does not run in oneDNN")
+    elif not empty:
+        try:
+            designer = _Designer(kernel, layouts, supply, None)
+            designer.by_numpy()
+            return designer.recipe
+        except Unimplemented:
+            pass
     fallback = _Designer(kernel, layouts, supply, None)
     fallback.evaluate()
     return fallback.recipe
@@ -239,7 +250,9 @@ class _Designer:
 
     def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place:
         def contiguous(array: Array) -> Block:
-            return make(np.ascontiguousarray(array))
+            dense = np.ascontiguousarray(array)
+            # what a file holds may begin anywhere
+            return make(dense if dense.flags.aligned else dense.copy())
 
         return self.recipe.add_constant(self.supply.keep(index, label, contiguous))
 
@@ -333,9 +346,7 @@ class _Designer:
             stem = None if posts is None else self.in_place_stem(posts, desc, frame, out)
             count = None if stem is None else self.take(stem, followers[1:])
             if count is None:
-                step = followers[0]
-                chained = next(i for i, x in enumerate(step.inputs) if x is not None and x < 0)
-                self.elements(step, {chained: (self.out, out)})
+                self.chained(followers[0])
             followers = followers[1 + (count or 0) :]
 
     def in_place_stem(self, posts: _Posts, desc: MemoryDesc, frame: _Frame, out: Place) -> _Stem | None:
@@ -472,22 +483,13 @@ class _Designer:
         raise Unimplemented("oneDNN has no fast convolution of these sizes")
 
     def conv_stem(self, step: Step, source: str, target: str) -> _Stem | None:
-        x, w = self.operand(step, 0), self.operand(step, 1)
-        full, n = conv_settings(w.type, step.attrs), w.type.rank - 2
-        groups, pads = full.int("group"), full.ints("pads")
-        src = describe(x.type.static_shape, source, self.block)
+        src = describe(self.operand(step, 0).type.static_shape, source, self.block)
         dst = describe(self.out_dims, target, self.block)
-        weight = MemoryDesc.plain(w.type.static_shape, _F32)
-        if groups > 1:
-            weight = p.convolution_weights(weight, groups)
         bias = MemoryDesc.plain(self.operand(step, 2).type.static_shape, _F32) if self.has(step, 2) else None
+        weight, build = self.window(step)
 
         def make(attributes: Attributes) -> Primitive:
-            return p.convolution(
-                src, weight.with_any_layout(), dst, bias=bias, strides=full.ints("strides"),
-                dilations=full.ints("dilations"), pads_begin=pads[:n], pads_end=pads[n:], groups=groups,
-                attributes=attributes,
-            )  # fmt: skip
+            return build(src, dst, bias, attributes)
 
         try:
             if is_slow(make(Attributes())):
@@ -515,6 +517,34 @@ class _Designer:
         return _Stem(
             make, arguments, _Frame(self.out_dims, target), finish=finish if away else None, takes=lambda op: True
         )
+
+    def window(
+        self, step: Step
+    ) -> tuple[MemoryDesc, Callable[[MemoryDesc, MemoryDesc, MemoryDesc | None, Attributes], Primitive]]:
+        """How the weights of a convolution, or of a transposed one, lie, and what makes its primitive."""
+        w = self.operand(step, 1)
+        full, n = conv_settings(w.type, step.attrs), w.type.rank - 2
+        groups, pads = full.int("group"), full.ints("pads")
+        weight, transposed = MemoryDesc.plain(w.type.static_shape, _F32), step.op.name == "ConvTranspose"
+        extra = step.attrs.ints("output_padding") or (0,) * n if transposed else (0,) * n
+        if any(more >= stride for more, stride in zip(extra, full.ints("strides"), strict=True) if more):
+            raise Unimplemented("an output padding that is not below the stride")
+        if transposed:
+            weight = p.deconvolution_weights(weight, groups)
+        elif groups > 1:
+            weight = p.convolution_weights(weight, groups)
+
+        def build(
+            src: MemoryDesc, dst: MemoryDesc, bias: MemoryDesc | None, attributes: Attributes
+        ) -> Primitive:
+            return (p.deconvolution if transposed else p.convolution)(
+                src, weight.with_any_layout(), dst, bias=bias, strides=full.ints("strides"),
+                dilations=full.ints("dilations"), pads_begin=pads[:n],
+                pads_end=tuple(pad - more for pad, more in zip(pads[n:], extra, strict=True)), groups=groups,
+                attributes=attributes,
+            )  # fmt: skip
+
+        return weight, build
 
     def brought(self, step: Step, layout: str, desc: MemoryDesc) -> Place:
         """The place of a step's first operand in `layout`, changed into it where it lies otherwise."""
@@ -624,7 +654,9 @@ class _Designer:
 
     def pool(self, step: Step, followers: Sequence[Step]) -> None:
         full = pool_settings(step.attrs)
-        kernel, strides, dilations = full.ints("kernel_shape"), full.ints("strides"), full.ints("dilations")
+        kernel, strides = full.ints("kernel_shape"), full.ints("strides")
+        # a window of one element has no gaps; oneDNN refuses dilations there in 3-D
+        dilations = tuple(d if k > 1 else 1 for d, k in zip(full.ints("dilations"), kernel, strict=True))
         n, sizes = len(kernel), self.operand(step, 0).type.static_shape[2:]
         begin, end = full.ints("pads")[:n], list(full.ints("pads")[n:])
         for a in range(n):
@@ -927,6 +959,25 @@ class _Designer:
 
         self.recipe.launches.append(ArrayLaunch(f"numpy:{step.op.name}", run, tuple(specs), (target,)))
 
+    def by_numpy(self) -> None:
+        """All steps by NumPy, which passes on what is not finite as the operators say."""
+        if not self.kernel.steps:
+            return self.relayout()
+        first = self.kernel.steps[0]
+        if first.op.has(Trait.ELEMENTWISE):
+            self.elements(first, {})
+        elif len(self.kernel.steps) == 1:
+            return self.move(first)
+        else:
+            raise Unimplemented(f"NumPy does no steps behind {first.op.name}")
+        for step in self.kernel.steps[1:]:
+            self.chained(step)
+
+    def chained(self, step: Step) -> None:
+        """A step by NumPy in place on the result."""
+        entry = next(i for i, x in enumerate(step.inputs) if x is not None and x < 0)
+        self.elements(step, {entry: (self.out, Place(RESULT))})
+
     def read(self, step: Step, position: int) -> tuple[Operand, Place]:
         index = self.index(step, position)
         return self.kernel.operands[index], self.place(index)
@@ -939,16 +990,25 @@ class _Designer:
             raise Unimplemented(f"{step.op.name} is plain and alone only")
         types = [None if i is None else self.kernel.operands[i].type for i in step.inputs]
         run = mover(step.op, step.attrs, types, [r.type for r in self.kernel.results])
-        if run is None or None in types:
+        if run is None:
             raise Unimplemented(f"NumPy has no {step.op.name} with these attributes")
+        present = [position for position, t in enumerate(types) if t is not None]
         inputs = []
-        for position in range(len(step.inputs)):
+        for position in present:
             operand, place = self.read(step, position)
             if not layouts_alike(self.layouts, operand.type, operand.layout, PLAIN):
                 raise Unimplemented(f"{step.op.name} reads plain tensors only")
             inputs.append(plain_spec(place, operand.type))
         outs = tuple(plain_spec(Place(RESULT, i), r.type) for i, r in enumerate(self.kernel.results))
-        self.recipe.launches.append(ArrayLaunch(f"numpy:{step.op.name}", run, tuple(inputs), outs))
+        count = len(types)
+
+        def with_absent(arrays: Sequence[Array], targets: Sequence[Array]) -> None:
+            full: list[Array | None] = [None] * count
+            for position, array in zip(present, arrays, strict=True):
+                full[position] = array
+            run(full, targets)
+
+        self.recipe.launches.append(ArrayLaunch(f"numpy:{step.op.name}", with_absent, tuple(inputs), outs))
 
     def evaluate(self) -> None:
         """All steps by their definitions."""
@@ -968,13 +1028,14 @@ class _Designer:
         inputs = tuple(logical_spec(self.place(i), o.type, o.layout, block) for i, o in enumerate(operands))
         outs = tuple(logical_spec(Place(RESULT, i), r.type, r.layout, block) for i, r in enumerate(results))
         name = "+".join(step.op.name for step in self.kernel.steps)
-        self.recipe.launches.append(ArrayLaunch(f"evaluated:{name}", whole, inputs, outs))
+        self.recipe.launches.append(ArrayLaunch(f"{BY_DEFINITION}{name}", whole, inputs, outs))
 
 
 _Anchor = Callable[[_Designer, Step, Sequence[Step]], None]
 
 _ANCHORS: dict[str, _Anchor] = {
     "Conv": _Designer.conv,
+    "ConvTranspose": _Designer.conv,
     "MatMul": _Designer.matmul,
     "Gemm": _Designer.gemm,
     "MaxPool": _Designer.pool,

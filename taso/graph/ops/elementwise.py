@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -109,9 +110,6 @@ COS = _unary("Cos", "cos", since=7)
 SIGN = _unary("Sign", "sign", Trait.IDEMPOTENT, since=9)
 SOFTPLUS = _unary("Softplus", "softplus")
 SOFTSIGN = _unary("Softsign", "softsign")
-MISH = _unary("Mish", "mish", since=18)
-HARD_SWISH = _unary("HardSwish", "hard_swish", since=14)
-
 NOT = register(Operator("Not", _rule("Not"), {}, frozenset({_E})))
 
 
@@ -127,8 +125,45 @@ SELU = _with_constants("Selu", "selu", {"alpha": 1.67326319217681884765625, "gam
 HARD_SIGMOID = _with_constants("HardSigmoid", "hard_sigmoid", {"alpha": 0.2, "beta": 0.5})
 
 
+# ── activations that are made of others ──────────────────────────────────────────────────────────────────────────
+
+
+def _times(*factors: Expr) -> Expr:
+    whole, *rest = factors
+    for factor in rest:
+        whole = Call("mul", (whole, factor))
+    return whole
+
+
+def _mish(args: list[Expr], attrs: Attrs) -> Expr:
+    return _times(args[0], Call("tanh", (Call("softplus", (args[0],)),)))
+
+
+def _hard_swish(args: list[Expr], attrs: Attrs) -> Expr:
+    """x · min(max(x + 3, 0), 6) / 6, which in whole numbers stays in whole numbers up to the end."""
+    shifted = Call("max", (Call("add", (args[0], constant(3))), constant(0)))
+    return Call("div", (_times(args[0], Call("min", (shifted, constant(6)))), constant(6)))
+
+
+def _made(name: str, body: Callable[[list[Expr], Attrs], Expr], since: int) -> Operator:
+    return register(Operator(name, _rule(name), {}, frozenset({_E}), meaning=_means(name, body), since=since))
+
+
+MISH = _made("Mish", _mish, 18)
+HARD_SWISH = _made("HardSwish", _hard_swish, 14)
+
+_ROOT = constant(math.sqrt(2))  # the decimal that stands for √2, here and in rules
+_TANH_SLOPE = constant(math.sqrt(2 / math.pi))
+
+
 def _gelu_meaning(args: list[Expr], attrs: Attrs) -> Expr:
-    return Call("gelu_tanh" if attrs.str("approximate") == "tanh" else "gelu", tuple(args))
+    (x,) = args
+    half, one = constant(0.5), constant(1)
+    if attrs.str("approximate") == "tanh":
+        cubed = Call("pow", (x, constant(3)))
+        inner = _times(_TANH_SLOPE, Call("add", (x, _times(constant(0.044715), cubed))))
+        return _times(half, x, Call("add", (one, Call("tanh", (inner,)))))
+    return _times(half, x, Call("add", (one, Call("erf", (Call("div", (x, _ROOT)),)))))
 
 
 GELU = register(
@@ -330,7 +365,19 @@ ATANH = _unary("Atanh", "atanh", since=9)
 CELU = _with_constants("Celu", "celu", {"alpha": 1.0}, since=12)
 THRESHOLDED_RELU = _with_constants("ThresholdedRelu", "thresholded_relu", {"alpha": 1.0}, since=10)
 SHRINK = _with_constants("Shrink", "shrink", {"bias": 0.0, "lambd": 0.5}, since=9)
-SWISH = _with_constants("Swish", "swish", {"alpha": 1.0}, since=24)
+
+
+def _swish(x: Expr, attrs: Attrs) -> Expr:
+    alpha = attrs.float("alpha")
+    return _times(x, Call("sigmoid", (x if alpha == 1 else _times(constant(alpha), x),)))
+
+
+SWISH = register(
+    Operator(
+        "Swish", _rule("Swish"), {"alpha": 1.0}, frozenset({_E}),
+        meaning=_means("Swish", lambda args, attrs: _swish(args[0], attrs)), since=24,
+    )
+)  # fmt: skip
 
 
 def _swiglu_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -344,7 +391,7 @@ def _swiglu_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _swiglu(args: list[Expr], attrs: Attrs) -> Expr:
-    return Call("mul", (Call("swish", (args[0], constant(attrs.float("alpha")))), args[1]))
+    return _times(_swish(args[0], attrs), args[1])
 
 
 SWIGLU = register(

@@ -168,9 +168,25 @@ def slice_ranges(t: TensorType, attrs: Attrs) -> dict[int, tuple[int, int, int]]
         if not isinstance(size, int):
             ranges[axis] = _symbolic_range(start, end, step, axis)
             continue
-        covered = range(size)[slice(start, None if step < 0 and end < -size else end, step)]
-        ranges[axis] = (covered.start, len(covered), step)
+        ranges[axis] = (*_covered(start, end, step, size), step)
     return ranges
+
+
+def _covered(start: int, end: int, step: int, size: int) -> tuple[int, int]:
+    """Where a slice of `size` elements begins, and how many it takes; in arithmetic that unknown sizes take part in."""
+    least, most = (0, size) if step > 0 else (-1, size - 1)
+    first, last = (_clamped(p + size if p < 0 else p, least, most) for p in (start, end))
+    length = last - first if step > 0 else first - last
+    if length <= 0:
+        return first, 0
+    stride = step if step > 0 else -step
+    return first, length if stride == 1 else (length - 1) // stride + 1
+
+
+def _clamped(value: int, least: int, most: int) -> int:
+    if value < least:
+        return least
+    return most if value > most else value
 
 
 def _symbolic_range(start: int, end: int, step: int, axis: int) -> tuple[int, int, int]:

@@ -33,7 +33,7 @@ from taso.graph.ops.common import (
     single_axes,
 )  # fmt: skip
 from taso.graph.ops.elementwise import constant
-from taso.graph.types import TensorType
+from taso.graph.types import Dim, TensorType
 
 # ── BatchNormalization ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,15 +78,20 @@ BATCH_NORMALIZATION = register(
 # ── LayerNormalization ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _require_shape(t: TensorType, dims: tuple[Dim, ...], what: str) -> None:
+    require_rank(t, len(dims), "LayerNormalization", f"the {what}")
+    for own, wanted in zip(t.dims, dims, strict=True):
+        require_equal(own, wanted, "LayerNormalization", f"sizes of the {what} and of the normalised axes")
+
+
 def _layer_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x = present(types, 0, "LayerNormalization")
     axis = normal_axis(attrs.int("axis"), x.rank, "LayerNormalization")
     scale = present(types, 1, "LayerNormalization")
     require_same_dtype(types, "LayerNormalization")
-    if scale.dims != x.dims[axis:]:
-        raise ShapeError("LayerNormalization: the scale must have the shape of the normalised axes")
-    if len(types) > 2 and types[2] is not None and present(types, 2, "LayerNormalization").dims != scale.dims:
-        raise ShapeError("LayerNormalization: bias and scale must have one shape")
+    _require_shape(scale, x.dims[axis:], "scale")
+    if len(types) > 2 and types[2] is not None:
+        _require_shape(present(types, 2, "LayerNormalization"), x.dims[axis:], "bias")
     return (x,)
 
 

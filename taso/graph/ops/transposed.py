@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taso.graph.errors import GraphError, ShapeError
+from taso.graph.index import Call, Expr, Loop, Meaning, Read, Reduce, at, same
 from taso.graph.operator import (
     Array,
     Attrs,
@@ -26,6 +27,7 @@ from taso.graph.ops.common import (
     require_equal,
     require_rank,
     require_same_dtype,
+    single_axes,
 )  # fmt: skip
 from taso.graph.ops.linear import conv_settings
 from taso.graph.ops.windows import read_window, spatial_sizes
@@ -155,11 +157,36 @@ def _transposed(arrays: Sequence[Array | None], attrs: Attrs) -> tuple[Array, ..
 
 
 # onnx.reference does not know of groups on all ranks (onnx 1.23), so the definition stands here
+def _transposed_meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+    """Σ over input positions i and window elements k, where i · stride + k · dilation is the position before the cut.
+
+    What evaluates it is `_transposed`: the sum here runs over all pairs, most of which do not meet.
+    """
+    x, w = present(types, 0, "ConvTranspose"), present(types, 1, "ConvTranspose")
+    (out,) = _transposed_type(types, attrs)
+    full, groups, n = conv_settings(w, attrs), attrs.int("group"), x.rank - 2
+    strides, pads, dilations = full.ints("strides"), full.ints("pads"), full.ints("dilations")
+    batch, g, c, o = Loop("n", out.dims[0]), Loop("g", groups), Loop("c", x.dims[1] // groups), Loop("o", w.dims[1])
+    spatial = tuple(Loop(f"y{a}", d) for a, d in enumerate(out.dims[2:]))
+    position = tuple(Loop(f"i{a}", d) for a, d in enumerate(x.dims[2:]))
+    window = tuple(Loop(f"k{a}", d) for a, d in enumerate(w.dims[2:]))
+    channel = at(g, c.extent) + at(c)
+    meets = same(*(
+        (at(spatial[a], 1, pads[a]), at(position[a], strides[a]) + at(window[a], dilations[a])) for a in range(n)
+    ))  # fmt: skip
+    data = Read(0, (at(batch), channel, *map(at, position)))
+    weight = Read(1, (channel, at(o), *map(at, window)))
+    body: Expr = Reduce("sum", (c, *position, *window), Call("mul", (data, Call("mul", (weight, meets)))))
+    if is_given(types, 2):
+        body = Call("add", (body, Read(2, (at(g, o.extent) + at(o),))))
+    return (Meaning(((batch,), (g, o), *single_axes(spatial)), body),)
+
+
 CONV_TRANSPOSE = register(
     Operator(
         "ConvTranspose", _transposed_type,
         {"strides": (), "pads": (), "dilations": (), "output_padding": (), "group": 1}, linear=frozenset({0, 1}),
-        arity=(2, 3), read=_read_transposed, write=_write_transposed, compute=_transposed,
+        meaning=_transposed_meaning, arity=(2, 3), read=_read_transposed, write=_write_transposed, compute=_transposed,
     )
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeVar
 
 from taso.graph import index as notation
@@ -12,7 +13,7 @@ from taso.graph.unknown import UnknownFraction
 from taso.rules.pattern import Ref
 from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case, NotUnderstood, SplitIndex, SplitRange
-from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly, Rational
 from taso.rules.verifier.simplify import Simplifier
 from taso.rules.verifier.terms import Applied, Bound, Element, Entry, Setting, Sum
 
@@ -25,9 +26,9 @@ Scope = Mapping[str, tuple[Poly, Poly]]
 _IDEMPOTENT = frozenset({"abs", "floor", "ceil", "round", "sign"})
 # f(0) = 0, so that f of what is 0 outside a range is 0 there too
 _KEEPS_ZERO = frozenset({
-    "abs", "floor", "ceil", "round", "sign", "tanh", "sqrt", "erf", "sin", "softsign", "gelu", "gelu_tanh", "mish",
-    "hard_swish",
+    "abs", "floor", "ceil", "round", "sign", "tanh", "sqrt", "erf", "sin", "softsign",
 })  # fmt: skip
+_POWERS = frozenset({Fraction(1), Fraction(2), Fraction(3), Fraction(1, 2), Fraction(-1), Fraction(-1, 2)})
 _MOST_SPLITS = 40
 
 
@@ -200,7 +201,19 @@ class Elements:
         args = [self._simplifier.sum(a) for a in args]
         if function in ("max", "min", "relu"):
             return self._extreme(function, args)
+        if function == "pow" and (exponent := algebra.number_of(args[1])) in _POWERS:
+            return self._power(args[0], exponent)
         return self._applied(function, args)
+
+    def _power(self, base: Sum, exponent: Rational) -> Sum:
+        """A power that products, roots and reciprocals say."""
+        times = Fraction(exponent)
+        if times.denominator == 2:
+            base, times = self._applied("sqrt", [base]), times * 2
+        made = base
+        for _ in range(abs(times.numerator) - 1):
+            made = self._product(made, base)
+        return made if times > 0 else algebra.reciprocal(self._simplifier.sum(made))
 
     def _product(self, left: Sum, right: Sum) -> Sum:
         return algebra.product(left, right, lambda b: (self._case.known.index("bound", b[1]), b[1]))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from taso.rules.verifier.polynomials import Monomial, Poly
 
 Constraint = dict[Monomial, int]
+Constraints = dict[frozenset[tuple[Monomial, int]], Constraint]
 
 _MOST = 160  # constraints at which elimination is given up
 
@@ -17,20 +18,28 @@ def impossible(polys: Iterable[Poly]) -> bool:
 
     False says nothing: rational solutions, or too many constraints.
     """
-    constraints: dict[frozenset[tuple[Monomial, int]], Constraint] = {}
+    left: Constraints = {}
     for poly in polys:
         made = _tightened({m: int(c) for m, c in poly.terms.items()})
-        constraints[frozenset(made.items())] = made
-    left = list(constraints.values())
-    while True:
-        if any(len(c) <= 1 and c.get((), 0) < 0 and () in c for c in left):
+        if _false(made):
             return True
-        variable = _cheapest(left)
-        if variable is None:
+        left[frozenset(made.items())] = made
+    while True:
+        found = _cheapest(left)
+        if found is None:
             return False
-        left = _without(left, variable)
+        variable, idle = found
+        if idle:
+            # bounded on one side only, so that a large enough value satisfies all that speak of it
+            left = {k: c for k, c in left.items() if idle.isdisjoint(c)}
+        elif _eliminated(left, variable):
+            return True
         if len(left) > _MOST:
             return False
+
+
+def _false(constraint: Constraint) -> bool:
+    return len(constraint) == 1 and constraint.get((), 0) < 0
 
 
 def _tightened(constraint: Constraint) -> Constraint:
@@ -41,31 +50,46 @@ def _tightened(constraint: Constraint) -> Constraint:
     return {m: c // factor for m, c in constraint.items() if m or c // factor}
 
 
-def _cheapest(constraints: list[Constraint]) -> Monomial | None:
-    """The unknown whose elimination makes the fewest new constraints."""
-    counts: dict[Monomial, list[int]] = {}
-    for constraint in constraints:
+def _cheapest(constraints: Constraints) -> tuple[Monomial, set[Monomial]] | None:
+    """The unknown whose elimination makes the fewest new constraints, and all that have bounds on one side only."""
+    lower: dict[Monomial, int] = {}
+    upper: dict[Monomial, int] = {}
+    for constraint in constraints.values():
         for monomial, coefficient in constraint.items():
-            if monomial:
-                counts.setdefault(monomial, [0, 0])[coefficient > 0] += 1
-    if not counts:
+            if coefficient > 0:
+                lower[monomial] = lower.get(monomial, 0) + 1
+            else:
+                upper[monomial] = upper.get(monomial, 0) + 1
+    idle = lower.keys() ^ upper.keys()
+    idle.discard(())
+    if idle:
+        return (), idle
+    made = {m: count * upper[m] - count - upper[m] for m, count in lower.items() if m}
+    if not made:
         return None
-    return min(counts, key=lambda m: (counts[m][0] * counts[m][1] - sum(counts[m]), [a.order for a in m]))
+    fewest = min(made.values())
+    tied = [m for m, count in made.items() if count == fewest]
+    return (tied[0] if len(tied) == 1 else min(tied, key=lambda m: [a.order for a in m])), idle
 
 
-def _without(constraints: list[Constraint], variable: Monomial) -> list[Constraint]:
-    lower = [c for c in constraints if c.get(variable, 0) > 0]
-    upper = [c for c in constraints if c.get(variable, 0) < 0]
-    found = {frozenset(c.items()): c for c in constraints if variable not in c}
+def _eliminated(constraints: Constraints, variable: Monomial) -> bool:
+    """Replaces all that speak of a variable by what follows without it; True where that is false."""
+    spoken = [(k, c) for k, c in constraints.items() if variable in c]
+    for key, _ in spoken:
+        del constraints[key]
+    lower = [c for _, c in spoken if c[variable] > 0]
+    upper = [c for _, c in spoken if c[variable] < 0]
     for low in lower:
         for high in upper:
             made = _combined(low, high, variable)
+            if _false(made):
+                return True
             # what only says that a number is not negative says nothing
-            if made.keys() - {()} or made.get((), 0) < 0:
-                found[frozenset(made.items())] = made
-            if len(found) > _MOST:
-                return list(found.values())
-    return list(found.values())
+            if made.keys() - {()}:
+                constraints[frozenset(made.items())] = made
+            if len(constraints) > _MOST:
+                return False
+    return False
 
 
 def _combined(low: Constraint, high: Constraint, variable: Monomial) -> Constraint:

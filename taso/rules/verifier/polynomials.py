@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from functools import cached_property
 from typing import Union
 
 Rational = Union[int, Fraction]
@@ -42,8 +41,14 @@ Monomial = tuple[Atom, ...]
 class Poly:
     """A polynomial with rational coefficients, in normal form: equal ones are equal objects to Python."""
 
+    # no functools.cached_property: before Python 3.12 each first look takes a lock, and millions are taken here
+    __slots__ = ("_atoms", "_hash", "_within", "terms")
+
     def __init__(self, terms: Mapping[Monomial, Rational]) -> None:
         self.terms = terms
+        self._hash: int | None = None
+        self._atoms: frozenset[Atom] | None = None
+        self._within: frozenset[Atom] | None = None
 
     @staticmethod
     def number(value: Rational) -> Poly:
@@ -53,19 +58,16 @@ class Poly:
     def atom(atom: Atom) -> Poly:
         return Poly({(atom,): 1})
 
-    @cached_property
-    def _key(self) -> frozenset[tuple[Monomial, Rational]]:
-        return frozenset(self.terms.items())
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
-
     def __hash__(self) -> int:
-        return self._hash
+        found = self._hash
+        if found is None:
+            found = self._hash = hash(frozenset(self.terms.items()))
+        return found
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Poly) and self._hash == other._hash and self.terms == other.terms
+        if self is other:
+            return True
+        return isinstance(other, Poly) and hash(self) == hash(other) and self.terms == other.terms
 
     def __add__(self, other: Poly | Rational) -> Poly:
         other = _poly(other)
@@ -84,7 +86,17 @@ class Poly:
         return Poly({m: -c for m, c in self.terms.items()})
 
     def __sub__(self, other: Poly | Rational) -> Poly:
-        return self + -_poly(other)
+        other = _poly(other)
+        if not other.terms:
+            return self
+        total = dict(self.terms)
+        for monomial, coefficient in other.terms.items():
+            new = total.get(monomial, 0) - coefficient
+            if new:
+                total[monomial] = new
+            else:
+                del total[monomial]
+        return Poly(total)
 
     def __mul__(self, other: Poly | Rational) -> Poly:
         if not isinstance(other, Poly):
@@ -112,15 +124,21 @@ class Poly:
         """The term without atoms."""
         return self.terms.get((), 0)
 
-    @cached_property
+    @property
     def atoms(self) -> frozenset[Atom]:
         """The atoms it is written in, without those that these are made of."""
-        return frozenset(a for m in self.terms for a in m)
+        found = self._atoms
+        if found is None:
+            found = self._atoms = frozenset([a for m in self.terms for a in m])
+        return found
 
-    @cached_property
+    @property
     def within(self) -> frozenset[Atom]:
         """All atoms it depends on."""
-        return frozenset().union(*(a.within for a in self.atoms)) if self.terms else frozenset()
+        found = self._within
+        if found is None:
+            found = self._within = frozenset[Atom]().union(*[a.within for a in self.atoms])
+        return found
 
     @property
     def lone_atom(self) -> Atom | None:

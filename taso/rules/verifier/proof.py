@@ -14,6 +14,7 @@ from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood, Trail
 from taso.rules.verifier.elements import Elements, Placed
 from taso.rules.verifier.facts import Effort, OutOfTime, TooMuch
+from taso.rules.verifier.finer import finer
 from taso.rules.verifier.polynomials import ONE, ZERO, Poly
 from taso.rules.verifier.simplify import Simplifier
 from taso.rules.verifier.symbolic import SymbolicRule
@@ -39,15 +40,16 @@ class _Failure(Exception):
     """The two sides were not found to be equal; carries how they differ."""
 
 
-def prove(rule: Rule, seconds: float) -> Proof:
+def prove(rule: Rule, seconds: float, steps: int | None = None) -> Proof:
     """Proves that both sides are equal for all sizes of at least 1, or says why that was not found.
 
-    The same rule always gives the same answer, unless the time runs out.
+    The same rule always gives the same answer, unless the time runs out. `steps` bounds the work as well, so that a
+    proof that is only tried costs little and its outcome does not depend on how fast the machine is.
     """
     deadline = time.monotonic() + seconds
     for most in MOST_DIMENSIONS:
         try:
-            effort = Effort(deadline, _STEPS if most != MOST_DIMENSIONS[-1] else None)
+            effort = Effort(deadline, _STEPS if steps is None and most != MOST_DIMENSIONS[-1] else steps)
             found = _prove(rule, most, effort)
             return found if not found.done else _element_types(rule, found, deadline)
         except TooMuch:
@@ -56,6 +58,8 @@ def prove(rule: Rule, seconds: float) -> Proof:
             break
         except RecursionError:
             return Proof(False, "the sizes are nested too deeply in one another")
+    else:
+        return Proof(False, f"it takes more than {steps} steps")
     return Proof(False, f"the time allowed, {seconds:g} s, is over")
 
 
@@ -140,9 +144,14 @@ def _same_elements(
         found.append(Elements(case, nodes, fills).at(ref, at))
     simplifier = Simplifier(case)
     # the second side may have made more known than was when the first was written down
-    texts = [algebra.text(simplifier.sum(simplifier.sum(side)), {}) for side in found]
-    if texts[0] != texts[1]:
+    sums = [simplifier.sum(simplifier.sum(side)) for side in found]
+    texts = [algebra.text(side, {}) for side in sums]
+    if texts[0] != texts[1] and _finer_text(case, sums[0]) != _finer_text(case, sums[1]):
         raise _Failure(f"output {place} at ({', '.join(map(str, index))}): {texts[0]}  ≠  {texts[1]}")
+
+
+def _finer_text(case: Case, side: algebra.Sum) -> str:
+    return algebra.text(finer(case, side), {})
 
 
 # ── element types ────────────────────────────────────────────────────────────────────────────────────────────────

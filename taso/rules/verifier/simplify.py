@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case
-from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly, without
 from taso.rules.verifier.terms import Applied, Bound, Entry, Factor, Largest, Sum, Term
 
 _Parts = tuple[tuple[Bound, ...], tuple[Poly, ...]]
@@ -44,8 +45,8 @@ class Simplifier:
 
             guards = tuple(map(moved, guards))
             factors = tuple(algebra.change_factor(f, moved) for f in factors)
-        factors = self._met(guards, factors)
-        return self._without_idle(Term(term.coefficient, bound, guards, tuple(map(self.factor, factors))))
+        factors = tuple(algebra.assuming(f, guards) for f in self._met(guards, factors))
+        return _cancelled(self._without_idle(Term(term.coefficient, bound, guards, tuple(map(self.factor, factors)))))
 
     def _parted(self, guards: tuple[Poly, ...]) -> tuple[Poly, ...]:
         """With equations s·a + b = 0 where |b| < s taken apart into a = 0 and b = 0."""
@@ -151,3 +152,35 @@ class Simplifier:
                 coefficient = coefficient * extent
         return Term(coefficient, tuple(b for b in term.bound if b[0] in used), term.guards, term.factors)
 
+
+def _cancelled(term: Term) -> Term:
+    """The term with 1 / (a · b) taken apart, and without what is both multiplied by and divided by."""
+    coefficient, left = term.coefficient, list[Factor]()
+    for factor in term.factors:
+        divisor = _divisor(factor)
+        if divisor is None or len(divisor.terms) != 1:
+            left.append(factor)
+            continue
+        ((monomial, number),) = divisor.terms.items()
+        coefficient = coefficient * (1 / Fraction(number))
+        for atom in monomial:
+            quotient = _quotient(coefficient, atom)
+            if quotient is None:
+                left.append(Applied("reciprocal", (algebra.number(Poly.atom(atom)),)))
+            else:
+                coefficient = quotient
+    return Term(coefficient, term.bound, term.guards, tuple(left))
+
+
+def _divisor(factor: Factor) -> Poly | None:
+    """p where a factor is 1 / p."""
+    if not isinstance(factor, Applied) or factor.function != "reciprocal" or len(factor.args[0]) != 1:
+        return None
+    (term,) = factor.args[0]
+    return None if term.bound or term.guards or term.factors else term.coefficient
+
+
+def _quotient(poly: Poly, atom: Atom) -> Poly | None:
+    """poly / atom where each of its terms holds the atom."""
+    parts = {without(monomial, (atom,)): c for monomial, c in poly.terms.items()}
+    return None if None in parts else Poly({m: c for m, c in parts.items() if m is not None})

@@ -17,13 +17,13 @@ from taso.rules.expression import (
     Compare,
     Expr,
     ExpressionError,
-    Logic,
+    Literal,
     Name,
-    Unary,
     Value,
     attribute_names,
     children,
     evaluate,
+    exact_number,
     value_of,
 )  # fmt: skip
 from taso.rules.pattern import PatternNode, Port, Ref, Rule
@@ -38,7 +38,7 @@ _FLAGS = frozenset({
     "keepdims", "ceil_mode", "count_include_pad", "transA", "transB", "flattened", "allowzero",
 })  # fmt: skip
 _REALS = frozenset({"alpha", "beta", "gamma", "epsilon", "ratio", "bias", "lambd", "value"})
-_WINDOWS = {"strides": 1, "dilations": 1, "kernel_shape": 1, "pads": 2}
+_WINDOWS = {"strides": 1, "dilations": 1, "kernel_shape": 1, "output_padding": 1, "pads": 2}
 _COUNTS = frozenset({"group", "groups"})
 
 
@@ -67,15 +67,20 @@ class Tensors:
     most: int
     given: Mapping[str, int]
     """Ranks that are not to be chosen."""
+    alike: Mapping[str, str]
+    """Of each tensor that must have the shape of another one, that one."""
 
     def __post_init__(self) -> None:
         self._shapes: dict[str, Shape] = {}
 
     def shape(self, name: str) -> Shape:
         if name not in self._shapes:
-            rank = self.given[name] if name in self.given else self.case.choose(self.most + 1)
-            self._shapes[name] = tuple(self.case.size(f"{name}.{axis}", 1) for axis in range(rank))
+            self._shapes[name] = self.shape(self.alike[name]) if name in self.alike else self._chosen(name)
         return self._shapes[name]
+
+    def _chosen(self, name: str) -> Shape:
+        rank = self.given[name] if name in self.given else self.case.choose(self.most + 1)
+        return tuple(self.case.size(f"{name}.{axis}", 1) for axis in range(rank))
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -94,7 +99,7 @@ class SymbolicRule:
     ) -> None:  # fmt: skip
         self._rule = rule
         self._case = case
-        self.tensors = Tensors(case, most, ranks or {})
+        self.tensors = Tensors(case, most, {**_asked_ranks(rule, most), **(ranks or {})}, _alike(rule))
         self._types = {n: LazyType(self.tensors, n, (dtypes or {}).get(n, DType.FLOAT)) for n in rule.variables}
         self._attrs: dict[str, Value] = {}
         self._open = list(rule.conditions)
@@ -117,6 +122,12 @@ class SymbolicRule:
 
     def content(self, tensor: str) -> Array | None:
         raise NotUnderstood("the content of a weight, within an expression")
+
+    def number(self, tensor: str) -> Value:
+        """An unknown number that all elements of the tensor are: the rule applies to no other tensors."""
+        unknown = UnknownReal(f"value({tensor})")
+        self.fills.setdefault(tensor, algebra.of(algebra.Setting(unknown.name)))
+        return unknown
 
     # sides
 
@@ -179,8 +190,8 @@ class SymbolicRule:
         """filled(c, v) as all of a condition says what c's elements are; all else about weights is left out."""
         if isinstance(condition, Call) and condition.function == "filled":
             tensor, value = condition.args
-            number = value_of(value, self)
-            if isinstance(tensor, Name) and isinstance(number, int):
+            number = exact_number(value)
+            if isinstance(tensor, Name) and number is not None:
                 self.fills[tensor.name] = algebra.number(Poly.number(number))
         return True
 
@@ -244,11 +255,11 @@ class SymbolicRule:
             written_out = op.name == "Reshape" and self._uses(variable) == 1
             return self._sizes(variable, self._case.choose(self.tensors.most + 1), 1 if written_out else None)
         if first is not None:
-            return self._by_rank(op, name, first, variable)
+            return self._by_rank(node, name, first, variable)
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
 
-    def _by_rank(self, op: Operator, name: str, first: TensorType, variable: str) -> Value:
-        rank = first.rank
+    def _by_rank(self, node: PatternNode, name: str, first: TensorType, variable: str) -> Value:
+        op, rank = node.op, first.rank
         if name in _WINDOWS and op.name != "Pad":
             return self._sizes(variable, _WINDOWS[name] * max(rank - 2, 0))
         if name == "pads":
@@ -261,8 +272,10 @@ class SymbolicRule:
             return self._permutation(rank)
         if name == "axes" and op.name == "Unsqueeze":
             return self._new_axes(rank)
-        if name == "axes" and op.name != "Slice":
-            return self._axes(rank)
+        if name == "axes":
+            return self._ordered_axes(rank) if op.name == "Slice" else self._axes(rank)
+        if name in ("starts", "ends", "steps") and op.name == "Slice":
+            return self._sizes(variable, self._sliced(node, name, rank))
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
 
     def _uses(self, variable: str) -> int:
@@ -282,6 +295,19 @@ class SymbolicRule:
         counts = range(self.tensors.most - rank + 1)
         every = [axes for count in counts for axes in combinations(range(rank + count), count)]
         return every[self._case.choose(len(every))]
+
+    def _ordered_axes(self, rank: int) -> Value:
+        """The axes of a Slice, which may come in any order."""
+        every = list(permutations(range(rank), self._case.choose(rank + 1)))
+        return every[self._case.choose(len(every))]
+
+    def _sliced(self, node: PatternNode, setting: str, rank: int) -> int:
+        """How many axes a Slice cuts: as many as its settings before this one say, else any number."""
+        for name, expr in node.attrs:
+            if name < setting:
+                known = value_of(expr, self)
+                return len(known) if isinstance(known, tuple) else 0
+        return self._case.choose(rank + 1)
 
     def _axes(self, rank: int) -> Value:
         chosen = self._case.choose(1 << rank)
@@ -306,6 +332,29 @@ def _meanings(op: Operator, inputs: Sequence[TensorType | None], attrs: Attrs) -
         raise NotUnderstood(str(error)) from error
 
 
+def _alike(rule: Rule) -> dict[str, str]:
+    """Tensors that must have the shape of one that comes earlier: no way needs to be taken where they have another."""
+    first: dict[str, str] = {}
+    for c in rule.conditions:
+        if isinstance(c, Call) and c.function == "same_shape":
+            names = [first.get(a.name, a.name) for a in c.args if isinstance(a, Name)]
+            earliest = min(names, key=rule.variables.index)
+            group = {n for n in rule.variables if first.get(n, n) in names}
+            first.update(dict.fromkeys(group - {earliest}, earliest))
+    return first
+
+
+def _asked_ranks(rule: Rule, most: int) -> dict[str, int]:
+    """Ranks that conditions such as rank(x) == 4 ask for."""
+    found: dict[str, int] = {}
+    for c in rule.conditions:
+        if isinstance(c, Compare) and c.ops == ("==",) and isinstance(c.rest[0], Literal):
+            call, rank = c.first, c.rest[0].value
+            if isinstance(call, Call) and call.function == "rank" and isinstance(rank, int) and 0 <= rank <= most:
+                found.update((a.name, rank) for a in call.args if isinstance(a, Name))
+    return found
+
+
 _ORDERS = frozenset({"<", "<=", ">", ">="})
 
 
@@ -314,9 +363,7 @@ def _count(expr: Expr, name: str) -> int:
 
 
 def _speaks_of_weights(expr: Expr) -> bool:
-    if isinstance(expr, Call) and expr.function in ("is_weight", "filled"):
+    if isinstance(expr, Call) and expr.function in ("is_weight", "filled", "value"):
         return True
-    if isinstance(expr, Logic):
-        return any(map(_speaks_of_weights, expr.items))
-    return isinstance(expr, Unary) and _speaks_of_weights(expr.operand)
+    return any(map(_speaks_of_weights, children(expr)))
 

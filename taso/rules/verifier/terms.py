@@ -7,13 +7,14 @@ a factor is an element of a variable, a scalar function of sums, or the largest 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Union
 
 from taso.rules.verifier.cases import NotUnderstood
-from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly, show
+from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly, Rational, show
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,15 @@ def lone_factor(terms: Sum) -> Factor | None:
     return term.factors[0] if plain else None
 
 
+def number_of(terms: Sum) -> Rational | None:
+    """The number that a sum is, or None."""
+    if not terms:
+        return 0
+    (term, *others) = terms
+    plain = not others and not term.bound and not term.guards and not term.factors
+    return term.coefficient.constant if plain else None
+
+
 def reciprocal(terms: Sum) -> Sum:
     """1 / terms. What is divided by is not 0: where it is, both sides of a rule are undefined alike."""
     if not terms:
@@ -272,16 +282,56 @@ def _never(bound: Bound) -> Bound:
 
 def entries_of(terms: Sum) -> tuple[Entry, ...]:
     """The candidates whose largest is `terms`."""
-    factor = lone_factor(terms)
-    return factor.entries if isinstance(factor, Largest) else (Entry((), (), terms),)
+    if len(terms) == 1:
+        (term,) = terms
+        factor = term.factors[0] if len(term.factors) == 1 and not term.bound and not term.guards else None
+        times = term.coefficient.constant
+        if isinstance(factor, Largest) and times is not None and times > 0:
+            by = Poly.number(times)
+            return tuple(Entry(e.bound, e.guards, scaled(e.value, by)) for e in factor.entries)
+    return (Entry((), (), terms),)
 
 
 def largest(entries: Iterable[Entry]) -> Sum:
-    """The largest of all candidates; of one it is that one."""
+    """The largest of all candidates; of one it is that one. A positive factor that all share stands in front."""
     kept = tuple(entries)
     if len(kept) == 1 and not kept[0].bound and not kept[0].guards:
         return kept[0].value
-    return of(Largest(kept))
+    shared = _shared_factor(kept)
+    if shared == 1:
+        return of(Largest(kept))
+    smaller = Poly.number(1 / shared)
+    reduced = tuple(Entry(e.bound, e.guards, scaled(e.value, smaller)) for e in kept)
+    return scaled(of(Largest(reduced)), Poly.number(shared))
+
+
+def assuming(factor: Factor, guards: Sequence[Poly]) -> Factor:
+    """A factor where all of `guards` are known to be ≥ 0: it need not ask for them itself."""
+    if isinstance(factor, Applied):
+        return Applied(factor.function, tuple(_assuming(a, guards) for a in factor.args))
+    if isinstance(factor, Largest):
+        left = (tuple(g for g in e.guards if g not in guards) for e in factor.entries)
+        pairs = zip(factor.entries, left, strict=True)
+        return Largest(tuple(Entry(e.bound, asked, _assuming(e.value, guards)) for e, asked in pairs))
+    return factor
+
+
+def _assuming(terms: Sum, guards: Sequence[Poly]) -> Sum:
+    return tuple(
+        Term(
+            t.coefficient, t.bound, tuple(g for g in t.guards if g not in guards),
+            tuple(assuming(f, guards) for f in t.factors),
+        )
+        for t in terms
+    )  # fmt: skip
+
+
+def _shared_factor(entries: Sequence[Entry]) -> Fraction:
+    """The largest number of which all coefficients of the candidates are whole multiples."""
+    numbers = [Fraction(c) for e in entries for t in e.value for c in t.coefficient.terms.values()]
+    if not numbers:
+        return Fraction(1)
+    return Fraction(math.gcd(*(n.numerator for n in numbers)), math.lcm(*(n.denominator for n in numbers)))
 
 
 def negative(terms: Sum) -> Sum:

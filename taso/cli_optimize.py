@@ -1,0 +1,107 @@
+"""`taso optimize`: the fastest equal graph that a search finds, written as an ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+
+import taso
+from taso.cli_common import (
+    DONE,
+    Commands,
+    add_backend,
+    add_command,
+    add_input,
+    add_json,
+    add_model,
+    add_seed,
+    add_talk,
+    print_json,
+    progress,
+    say,
+)
+from taso.cli_report import check_report_path, document, write_report
+from taso.graph.onnx_export import checked_target
+
+EXAMPLES = (
+    ("taso optimize model.onnx -o model.taso.onnx", "optimize for this machine"),
+    ("taso optimize model.onnx -o fast.onnx --input image:8x3x224x224 --time-limit 60", "for batches of 8, soon"),
+    ("taso optimize model.onnx --dry-run --report report.md", "see what would change, and keep the file as it is"),
+    ("taso optimize model.onnx -o fast.onnx -q --json > report.json", "in a script"),
+)
+SEARCHES = ("backtracking",)
+
+
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Adds `taso optimize`."""
+    parser = add_command(commands, "optimize", run, "optimize an ONNX file", EXAMPLES)
+    add_model(parser, help="the ONNX file to optimize")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the ONNX file to write")
+    parser.add_argument("--dry-run", action="store_true", help="search and report, but write no model")
+    parser.add_argument("--report", metavar="FILE", help="write a report there: .md or .json")
+    add_input(parser, "to optimize an input for")
+    parser.add_argument("--freeze", action="store_true", help="write a model for the shapes of --input alone")
+    _add_search(parser)
+    add_backend(parser, "where to run and to measure")
+    add_seed(parser, "seed of the random inputs of the final check")
+    parser.add_argument(
+        "--verify", action="store_true", default=True,
+        help="compare the outputs of the two graphs, and keep the original unless they agree (the default)",
+    )  # fmt: skip
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare them")
+    add_json(parser, "print the report as JSON on stdout")
+    add_talk(parser)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--search", type=_search, default=SEARCHES[0], metavar="NAME",
+        help=f"how to search: {', '.join(SEARCHES)} (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--alpha", type=float, default=1.0, help="keep candidates below alpha × the best cost (default: %(default)s)"
+    )
+    parser.add_argument("--budget", type=int, default=1000, help="graphs taken off the queue (default: %(default)s)")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the search after so long")
+    parser.add_argument(
+        "--rules", metavar="FILE", help="a rule file, or an equation, to use in place of the packaged rules"
+    )
+
+
+def _search(text: str) -> str:
+    if text not in SEARCHES:
+        raise argparse.ArgumentTypeError(f"this version of taso has no search '{text}', only {', '.join(SEARCHES)}")
+    return text
+
+
+def run(settings: argparse.Namespace) -> int:
+    """Searches the graphs equal to an ONNX model for the fastest one and writes it.
+
+    Where nothing faster is found, or equality cannot be shown, the original is written and the report says why. The
+    status is 0 then, too; 1 where the model cannot be read, optimized or written.
+    """
+    if settings.output is None and not settings.dry_run:
+        settings.refuse("say where to write the model (-o FILE), or --dry-run to write none")
+    # before the work: a search may take long
+    if settings.report is not None:
+        check_report_path(settings.report)
+    output = None if settings.dry_run else settings.output
+    if output is not None:
+        checked_target(output)
+    with progress("reading", settings.quiet):
+        graph = taso.load(settings.model)
+    best = taso.optimize(
+        graph, alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
+        threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
+        verify=settings.verify, input_shapes=dict(settings.input), freeze=settings.freeze,
+        progress=False if settings.quiet else None,
+    )  # fmt: skip
+    if output is not None:
+        with progress("writing", settings.quiet):
+            taso.save(best, output)
+    if settings.report is not None:
+        write_report(settings.report, best.report, settings.model, output)
+    if not settings.quiet:
+        say(best.report.summary())
+    if settings.json:
+        print_json(document(best.report, settings.model, output))
+    return DONE

@@ -1,0 +1,122 @@
+"""What onnx.reference computes otherwise than ONNX says: Loop, Scan, LpNormalization.
+
+Of a Loop it takes a missing condition for a false one, lets outer values hide the body's own, and stacks scanned
+scalars as rows; of a Scan it knows the first axes and the forward direction alone; of neither does it know the shapes
+that no iteration leaves behind. It adds up the elements themselves, not their sizes, where it normalizes by p = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import numpy as np
+from onnx import TypeProto
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from taso.graph.onnx_protos import element_type
+from taso.graph.operator import Array
+
+Item = Union[Array, list[Array], None]
+Attributes = Union[dict[str, object], None]
+
+
+class _Repeated(OpRun):
+    op_domain = ""
+    body: ReferenceEvaluator
+
+    def need_context(self) -> bool:
+        return True
+
+    def _once(self, given: Sequence[Item], context: Mapping[str, Item] | None, attributes: Attributes) -> list[Item]:
+        """What the body gives for its inputs; its own names hide those of the surrounding graph."""
+        feeds = {**(context or {}), **dict(zip(self.body.input_names, given, strict=True))}
+        found = self.body.run(None, feeds, attributes=attributes)
+        return [found[name] for name in self.body.output_names] if isinstance(found, dict) else found
+
+    def _stacked(self, items: Sequence[Item], position: int, axis: int = 0) -> Array:
+        """What output `position` of the body gave in each iteration, along a new axis."""
+        if items:
+            arrays = [np.asarray(i, object if isinstance(i, str) else None) for i in items]
+            return np.stack(arrays, axis if axis >= 0 else axis + arrays[0].ndim + 1)
+        return _empty(self.body.output_types[position], axis)
+
+
+class Loop(_Repeated):
+    """Loop (versions 1 to 25)."""
+
+    def _run(
+        self, trips: Array | None = None, going: Array | None = None, *state: Item, body: object = None,
+        context: Mapping[str, Item] | None = None, attributes: Attributes = None, **_: object,
+    ) -> tuple[Item, ...]:  # fmt: skip
+        carried = list(state)
+        scanned: list[list[Item]] = [[] for _ in self.body.output_names[1 + len(carried) :]]
+        most = None if trips is None else int(np.asarray(trips).item())
+        on, i = going is None or bool(np.asarray(going).item()), 0
+        while on and (most is None or i < most):
+            found = self._once([np.asarray(i, np.int64), np.asarray(on), *carried], context, attributes)
+            on, i = bool(np.asarray(found[0]).item()), i + 1
+            carried = found[1 : 1 + len(carried)]
+            for items, item in zip(scanned, found[1 + len(carried) :], strict=True):
+                items.append(item)
+        return (*carried, *(self._stacked(s, 1 + len(carried) + k) for k, s in enumerate(scanned)))
+
+
+class Scan(_Repeated):
+    """Scan (versions 9 to 25)."""
+
+    num_scan_inputs: int
+    scan_input_axes: Sequence[int] | None
+    scan_input_directions: Sequence[int] | None
+    scan_output_axes: Sequence[int] | None
+    scan_output_directions: Sequence[int] | None
+
+    def _run(
+        self, *given: Array, context: Mapping[str, Item] | None = None, attributes: Attributes = None, **_: object
+    ) -> tuple[Item, ...]:
+        count = self.num_scan_inputs
+        carried: list[Item] = list(given[: len(given) - count])
+        axes, backwards = self.scan_input_axes or [0] * count, self.scan_input_directions or [0] * count
+        over = [
+            np.flip(np.moveaxis(a, axis, 0), 0) if back else np.moveaxis(a, axis, 0)
+            for a, axis, back in zip(given[len(carried) :], axes, backwards, strict=True)
+        ]
+        results = len(self.body.output_names) - len(carried)
+        scanned: list[list[Item]] = [[] for _ in range(results)]
+        for steps in zip(*over, strict=True):
+            found = self._once([*carried, *map(np.asarray, steps)], context, attributes)
+            carried = found[: len(carried)]
+            for items, item in zip(scanned, found[len(carried) :], strict=True):
+                items.append(item)
+        axes, backwards = self.scan_output_axes or [0] * results, self.scan_output_directions or [0] * results
+        ordered = [s[::-1] if back else s for s, back in zip(scanned, backwards, strict=True)]
+        stacked = [
+            self._stacked(s, len(carried) + k, axis) for k, (s, axis) in enumerate(zip(ordered, axes, strict=True))
+        ]
+        return (*carried, *stacked)
+
+
+def _empty(type: TypeProto, axis: int) -> Array:
+    """What is left of a scanned output of this type after no iteration; a size that is not known counts as 0."""
+    dims = [d.dim_value for d in type.tensor_type.shape.dim]
+    dims.insert(axis if axis >= 0 else axis + len(dims) + 1, 0)
+    dtype = element_type(type.tensor_type.elem_type)
+    if dtype is None:
+        raise RuntimeError("what is scanned has no element type, and no iteration says which it is")
+    return np.empty(dims, dtype.numpy)
+
+
+class LpNormalization(OpRun):
+    """LpNormalization (versions 1 to 22); where the norm is 0 all elements are."""
+
+    op_domain = ""
+    axis: int
+    p: int
+
+    def _run(self, x: Array, **_: object) -> tuple[Array]:
+        norm = np.linalg.norm(x.astype(np.float64), self.p, self.axis, keepdims=True)
+        return (np.divide(x, norm, out=np.zeros(x.shape), where=norm != 0).astype(x.dtype),)
+
+
+__all__ = ["Loop", "LpNormalization", "Scan"]

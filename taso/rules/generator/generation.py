@@ -1,0 +1,202 @@
+"""From a space to rules: enumerate, find what is equal, drop what follows from the rest, prove, and make general."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from taso.rules.generator.egraph import Limits, cancels, minimal, values_of
+from taso.rules.generator.equations import Equation, operators, variables
+from taso.rules.generator.finding import find_equations
+from taso.rules.generator.generality import distinct, generalised
+from taso.rules.generator.levels import Counts, Enumeration
+from taso.rules.generator.statement import rules, splitting
+from taso.rules.generator.universe import Space
+from taso.rules.pattern import Rule, Status
+from taso.rules.tester import repairs, test_rule
+from taso.rules.verifier import verify
+
+log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
+
+SECONDS = 10.0
+"""Time allowed for the proof of a rule."""
+
+_REPAIRS, _FEW = 2, 3
+
+
+@dataclass
+class Generated:
+    """What a space gave.
+
+    `equations` hold on all sizes for which both sides have types and do not follow from one another; `refused` hold on
+    the sizes of the space only, or were not proved. `fell` counts what each step gave up, `seconds` what it took.
+    """
+
+    space: Space
+    counts: Counts
+    rules: list[Rule] = field(default_factory=list)
+    equations: list[Equation] = field(default_factory=list)
+    refused: list[Equation] = field(default_factory=list)
+    fell: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def generate(
+    space: Space, *, folder: Path | None = None, executor: Executor | None = None, limits: Limits = Limits(),  # noqa: B008
+    general: bool = True,
+) -> Generated:  # fmt: skip
+    """The proved rules of a space.
+
+    `folder` keeps what was enumerated, so that a run that was killed goes on there; `executor` works on the pieces of
+    the enumeration and on the proofs. Without `general`, rules keep the settings and ranks they were found with.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="taso-rules-") as temporary:
+            return _generate(space, Path(temporary), executor, limits, general)
+    folder.mkdir(parents=True, exist_ok=True)
+    return _generate(space, folder, executor, limits, general)
+
+
+def _generate(space: Space, folder: Path, executor: Executor | None, limits: Limits, general: bool) -> Generated:
+    enumeration = Enumeration(space, folder, executor)
+    found = Generated(space, enumeration.counts)
+    clock = _Clock(found.seconds)
+    stages = list(enumeration.stages())
+    clock.next("enumerated")
+    log.info("%s: %d graphs, %d classes", space.name, found.counts.graphs, found.counts.classes)
+    judge = _Judge(space, executor)
+    equal = sum(len(s.rows) for s in stages)
+    while True:
+        equations = find_equations(enumeration.universe, stages, judge.plausible)
+        clock.next("found")
+        kept = minimal(equations, space.templates, values_of(space.variables), limits)
+        clock.next("pruned")
+        log.info("%s: %d equations, %d of them independent", space.name, len(equations), len(kept))
+        settled = judge.settle(kept)
+        clock.next("proved")
+        if settled:
+            break
+    found.equations, found.refused = kept, list(judge.refused)
+    found.fell = {
+        "renaming": found.counts.renamings, "equal by smaller rules": equal - len(equations),
+        "composition of others": len(equations) - len(kept), "not proved": len(judge.refused),
+    }  # fmt: skip
+    found.rules = _ordered([*judge.proved(kept), *judge.several(kept), *judge.repaired()])
+    clock.next("proved")
+    if general:
+        before = len(found.rules)
+        wider = generalised(found.rules, map if executor is None else executor.map)
+        found.rules = _ordered(_mapped(_settled, wider, executor))
+        found.fell["the same once general"] = before - len(found.rules)
+        clock.next("made general")
+    return found
+
+
+class _Clock:
+    """Adds up the time between calls under names."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds, self._last = seconds, time.perf_counter()
+
+    def next(self, name: str) -> None:
+        now = time.perf_counter()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+class _Judge:
+    """Tries and proves equations, each once.
+
+    An equation whose statements are all trivial, as where an activation is only fused in TASO's format, holds by
+    definition; one that cannot be stated as a rule is taken for false, and so is one that holds of numbers only.
+    """
+
+    def __init__(self, space: Space, executor: Executor | None) -> None:
+        self._templates, self._executor = space.templates, executor
+        self._inputs = values_of(space.variables)
+        self._stated: dict[Equation, list[Rule]] = {}
+        self._verdicts: dict[Equation, list[Rule]] = {}
+        self.refused: dict[Equation, None] = {}
+
+    def plausible(self, equation: Equation) -> bool:
+        """Whether an equation passes a few trials on other sizes, and was not refused before."""
+        if equation not in self._stated:
+            stated = [] if cancels(equation, self._templates, self._inputs) else rules(equation, self._templates, "")
+            self._stated[equation] = stated
+            if all(test_rule(r, trials=_FEW).status is Status.REFUTED for r in stated if not r.trivial) and not any(
+                r.trivial for r in stated
+            ):
+                self.refused[equation] = None
+        return equation not in self.refused
+
+    def settle(self, equations: Sequence[Equation]) -> bool:
+        """Whether all equations are proved; those that are not are refused from now on."""
+        fresh = [e for e in equations if e not in self._verdicts]
+        stated = [[r for r in self._stated[e] if not r.trivial] for e in fresh]
+        judged = iter(_mapped(_proved, [r for some in stated for r in some], self._executor))
+        for equation, some in zip(fresh, stated, strict=True):
+            self._verdicts[equation] = [next(judged) for _ in some]
+            if some and not any(r.status is Status.PROVED for r in self._verdicts[equation]):
+                self.refused[equation] = None
+        return not any(e in self.refused for e in equations)
+
+    def proved(self, equations: Iterable[Equation]) -> list[Rule]:
+        return [r for e in equations for r in self._verdicts[e] if r.status is Status.PROVED]
+
+    def several(self, equations: Iterable[Equation]) -> list[Rule]:
+        """What equations say of several outputs at once."""
+        candidates = [splitting(e, self._templates, "") for e in equations]
+        judged = _mapped(_proved, [c for c in candidates if c is not None], self._executor)
+        return [r for r in judged if r.status is Status.PROVED]
+
+    def repaired(self) -> list[Rule]:
+        """What equations that are false as they stand say under one more condition."""
+        refuted = [r for e in self.refused if _linear(e) for r in self._stated[e]]
+        return [r for found in _mapped(_repaired, refuted, self._executor) for r in found]
+
+
+def _linear(equation: Equation) -> bool:
+    """Whether no variable is used twice on a side, and no constant: only then is one more condition worth a search."""
+    sides = (equation.left, equation.right)
+    used = [list(variables(side)) for side in sides]
+    return all(len(set(u)) == len(u) for u in used) and all(o for side in sides for _, o in operators(side))
+
+
+def _proved(rule: Rule) -> Rule:
+    return verify(rule, seconds=SECONDS, both=False, small=False)
+
+
+def _repaired(rule: Rule) -> list[Rule]:
+    found: list[Rule] = []
+    if test_rule(rule).status is not Status.REFUTED:
+        return found
+    for variant in repairs(rule):
+        judged = _proved(variant)
+        if judged.status is Status.PROVED:
+            found.append(judged)
+        if len(found) == _REPAIRS:
+            break
+    return found
+
+
+def _mapped(work: Callable[[_A], _B], items: Sequence[_A], executor: Executor | None) -> list[_B]:
+    return list(map(work, items) if executor is None else executor.map(work, items))
+
+
+def _settled(rule: Rule) -> Rule:
+    return rule if rule.status is Status.PROVED else _proved(rule)
+
+
+def _ordered(rules: Iterable[Rule]) -> list[Rule]:
+    """The proved rules, each statement once, the shortest first."""
+    proved = distinct(r for r in rules if r.status is Status.PROVED)
+    return sorted(proved, key=lambda r: (len(r.source) + len(r.target), len(r.name), r.name))

@@ -1,0 +1,88 @@
+"""`taso optimize`: what it writes beside the model, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from taso import cli
+from taso.cli_common import DONE, FAILED
+from taso.cli_report import markdown
+from taso.search.result import Report, Rewrite
+
+TEXT = """
+<ir_version: 8, opset_import: ["": 17]>
+twice (float[2, 3] x) => (float[2, 3] y) { z = Relu (x) y = Relu (z) }
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(TEXT), path)
+    return path
+
+
+def optimize(model: Path, *more: object) -> int:
+    return cli.main(["optimize", str(model), "--backend", "reference", "--budget", "5", *map(str, more)])
+
+
+def test_a_dry_run_writes_no_model_and_reports(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = model.read_bytes()
+    assert optimize(model, "--dry-run", "-o", tmp_path / "out.onnx", "--json") == DONE
+    told = capsys.readouterr()
+    said = json.loads(told.out)
+    assert len(said["rewrites"]) == 1 and said["output"] is None and said["model_bytes"] == len(before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx"] and model.read_bytes() == before
+
+
+def test_neither_output_nor_dry_run_is_wrong_usage(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        optimize(model)
+    assert left.value.code == 2 and "--dry-run" in capsys.readouterr().err
+
+
+def test_the_report_has_the_form_of_its_suffix(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    assert optimize(model, "-o", output, "-q", "--report", tmp_path / "r.json") == DONE
+    said = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert said["output_bytes"] == output.stat().st_size and said["backend"] == "reference"
+    assert optimize(model, "--dry-run", "-q", "--report", tmp_path / "r.MD") == DONE
+    text = (tmp_path / "r.MD").read_text("utf-8")
+    assert text.startswith("# model.onnx, optimized\n") and "| 1 | `Relu(Relu(x)) => Relu(x)` |" in text
+
+
+@pytest.mark.parametrize("name", ["r.html", "r", "r.txt", "nowhere/r.md", "folder.md"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_search(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: object, **settings: object) -> None:
+        raise AssertionError("the search began")
+
+    monkeypatch.setattr("taso.optimize", never)
+    (tmp_path / "folder.md").mkdir()
+    assert optimize(model, "--dry-run", "--report", tmp_path / name) == FAILED
+    told = capsys.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1
+
+
+def test_a_search_that_there_is_not_is_told(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimize(model, "--dry-run", "-q", "--search", "backtracking") == DONE
+    with pytest.raises(SystemExit) as left:
+        optimize(model, "--dry-run", "--search", "annealing")
+    assert left.value.code == 2 and "no search 'annealing', only backtracking" in capsys.readouterr().err
+
+
+def test_markdown_keeps_what_rules_and_names_say(tmp_path: Path) -> None:
+    report = Report("b", "a_device", decision="1 rewrites", verified=False, verification="output 'a_b' differs")
+    report.relative_error = float("inf")
+    report.rewrites = [Rewrite("a | b => b | a", "", "", 0.5, "exact", "proved")]
+    text = markdown(report, "dir/a*b.onnx", None)
+    assert "# a\\*b.onnx, optimized" in text and "`a \\| b => b \\| a`" in text and "a\\_device" in text
+    assert "not shown equal" in text
