@@ -10,8 +10,8 @@ from typing import Union
 
 from taso.graph.operator import Trait
 from taso.rules.expression import Expr, Name
+from taso.rules.generator.generality import distinct
 from taso.rules.generator.generation import Generated
-from taso.rules.generator.spelling import spelled
 from taso.rules.pattern import PatternNode, Port, Rule
 from taso.rules.text import show_rules
 
@@ -32,7 +32,7 @@ def packaged(found: Sequence[Generated], others: Iterable[Rule] = (), everything
     Left out are those that `others` say already, in these or more general words, and, unless `everything` is wanted,
     those that a search has no use for: that match operators which no file holds, or make a graph larger.
     """
-    rules = list({spelled(r): r for space in found for r in space.rules}.values())
+    rules = distinct(r for space in found for r in space.rules)
     left_out = {"of no use to a search": 0, "said by another rule": 0}
     if not everything:
         useful = [r for r in rules if _useful(r)]
