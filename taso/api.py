@@ -229,6 +229,7 @@ def _settings(
 
 def _usable(rules: RuleSource | None, exactness: Sequence[str], statuses: Sequence[str]) -> list[Rule]:
     known = {e.value: e for e in Exactness}
+    exactness = [exactness] if isinstance(exactness, str) else exactness
     for name in exactness:
         if name not in known:
             raise GraphError(f"exactness '{name}' is not one of {sorted(known)}")

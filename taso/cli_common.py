@@ -100,7 +100,7 @@ def pairs(title: str, items: Mapping[str, str]) -> str:
 def _rendered(what: object) -> str:
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     # an output that is read by programs is not cut to any width
     console = Console(
         file=io.StringIO(), force_terminal=True if terminal else None, width=None if terminal else 1000, highlight=False

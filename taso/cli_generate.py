@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from taso.cli_common import print_text, write_whole
 from taso.graph.errors import RuleError
 from taso.graph.onnx_export import checked_target
 from taso.rules import build
@@ -44,8 +45,12 @@ def run(settings: argparse.Namespace) -> int:
         raise RuleError(f"there is no space called '{unknown[0]}': there are {', '.join(SPACES)}")
     if settings.workers < 1 or (settings.size is not None and not 1 <= settings.size <= 8):
         raise RuleError("a size is from 1 to 8, and the number of workers at least 1")
+    if settings.library and (settings.spaces or settings.size or settings.everything or settings.as_found):
+        raise RuleError("--library makes the packaged rules as they are made, and takes no other settings")
     if settings.output:
         checked_target(settings.output)
+    if settings.library and not os.access(build.FOLDER, os.W_OK):
+        raise RuleError(f"the packaged rules lie in {build.FOLDER}, which cannot be written to")
     found = _generated(settings)
     others = [r for f in sorted(build.FOLDER.glob("*.rules")) if f.name != _FILE for r in read(f)]
     result = packaged(found, others, settings.everything)
@@ -53,13 +58,26 @@ def run(settings: argparse.Namespace) -> int:
     _say(f"{len(result.rules)} rules; left out: {left_out}")
     text = text_of(result.rules)
     if settings.library:
-        _write(build.FOLDER / _FILE, text)
-        return build.main([])
+        return _packaged(text, settings.workers)
     if settings.output:
         _write(Path(settings.output), text)
     else:
-        print(text, end="")
+        print_text(text.rstrip("\n"))
     return 0
+
+
+def _packaged(text: str, workers: int) -> int:
+    """Builds the packaged files with a new text; the old one comes back where that fails."""
+    target = build.FOLDER / _FILE
+    before = target.read_text(encoding="utf-8") if target.exists() else None
+    _write(target, text)
+    status = 1
+    try:
+        status = build.main(["--workers", str(workers)])
+    finally:
+        if status and before is not None:
+            _write(target, before)
+    return status
 
 
 def _generated(settings: argparse.Namespace) -> list[Generated]:
@@ -85,12 +103,7 @@ def _report(found: Generated) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise RuleError(f"the rules cannot be written to {path}: {error.strerror or error}") from error
+    write_whole(str(path), text.encode())
 
 
 def _say(text: str) -> None:

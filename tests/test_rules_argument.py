@@ -170,3 +170,20 @@ def test_settings_outputs_and_missing_inputs_can_be_said() -> None:
 def test_a_function_that_makes_no_rule_is_told(build: object, said: str) -> None:
     with pytest.raises(RuleError, match=said):
         taso.rule(build)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def test_a_function_that_fails_or_takes_nothing_is_one_sentence() -> None:
+    def failing(op: object, x: object) -> object:
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(RuleError, match="the function of a rule failed: ZeroDivisionError"):
+        taso.rule(failing)  # type: ignore[arg-type]  # a builder that gives nothing
+    with pytest.raises(RuleError, match="takes `op` and then"):
+        taso.rule(lambda: None)  # type: ignore[arg-type, misc, return-value]  # a builder without arguments
+
+
+def test_one_exactness_may_be_given_as_a_word() -> None:
+    graph = taso.new_graph()
+    graph.relu(graph.new_input(dims=(2, 3)))
+    with pytest.raises(taso.TasoError, match="exactness 'nope'"):
+        taso.optimize(graph, exactness="nope")

@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).parents[1]
 _JUDGES = (
     "graph/index.py", "graph/numbers.py", "graph/operator.py", "graph/types.py", "graph/unknown.py", "graph/ops/*.py",
     "rules/constants.py", "rules/expression.py", "rules/instances.py", "rules/pattern.py", "rules/settings.py",
-    "rules/solving.py", "rules/tester.py", "rules/verifier/*.py",
+    "rules/primitives.py", "rules/algorithms.py", "rules/solving.py", "rules/tester.py", "rules/verifier/*.py",
 )  # fmt: skip
 """The definitions of operators, the language of rules, and the gates: all that a verdict depends on."""
 

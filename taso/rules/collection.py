@@ -64,8 +64,10 @@ def read(path: str | os.PathLike[str]) -> list[Rule]:
     if str(path).endswith(".rules"):
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RuleError(f"the rule file '{path}' cannot be read: {error}") from error
+        except OSError as error:
+            raise RuleError(f"the rule file '{path}' cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise RuleError(f"the rule file '{path}' is no text: {error.reason} at byte {error.start}") from error
         rules = parse_rules(text, origin=str(path))
         if not rules:
             raise RuleError(f"the rule file '{path}' holds no rule")

@@ -111,8 +111,15 @@ def _rule(build: str | Builder, where: str, exact: str, name: str) -> Rule:
 
 
 def _built(build: Builder) -> str:
-    tensors = list(inspect.signature(build).parameters)[1:]
-    sides = build(Operators(), *(Term(t) for t in tensors))
+    parameters = list(inspect.signature(build).parameters)
+    if not parameters:
+        raise RuleError("the function of a rule takes `op` and then the rule's tensors")
+    try:
+        sides = build(Operators(), *(Term(t) for t in parameters[1:]))
+    except RuleError:
+        raise
+    except Exception as error:
+        raise RuleError(f"the function of a rule failed: {type(error).__name__}: {error}") from error
     if not isinstance(sides, tuple) or len(sides) != 2:
         raise RuleError("the function of a rule returns two sides, the source and the target")
     return " => ".join(map(_side, sides))

@@ -251,3 +251,18 @@ def test_small_sizes_that_take_too_long_say_so() -> None:
 def test_settings_that_have_no_bounds_are_not_gone_through() -> None:
     found = exhaust(_rule("Gather(x, i, axis=0) => Gather(x, i, axis=0)"), SECONDS)
     assert not found.done and "no meaning" in found.reason
+
+
+@pytest.mark.parametrize("text", [
+    "Add(ReduceMean(x, axes=(0,)), ReduceMean(y, axes=(0,))) => ReduceMean(Add(x, y), axes=(0,))\n"
+    "  where same_shape(x, y)\n  exact: exact",
+    "Mul(Div(x, y), y) => x\n  where same_shape(x, y)\n  exact: exact",
+    "Div(Add(x, y), z) => Add(Div(x, z), Div(y, z))\n  where same_shape(x, y) and same_shape(x, z)\n  exact: exact",
+    "ReduceL2(Abs(x), axes=(0,)) => ReduceL2(x, axes=(0,))\n  exact: exact",
+])  # fmt: skip
+def test_no_gate_admits_integers_where_an_operator_rounds_them(text: str) -> None:
+    """An exact rule applies to integers, of which a mean, a quotient and a root are no real numbers."""
+    rule = parse_rule(text)
+    assert not prove(rule, 20.0).done
+    assert not exhaust(rule, 20.0, sizes=(2,)).done
+    assert verify(rule, seconds=20.0).status not in (Status.PROVED, Status.BOUNDED)

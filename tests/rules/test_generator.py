@@ -52,13 +52,13 @@ def names(found: Generated) -> set[str]:
 
 # ── what the templates compute ───────────────────────────────────────────────────────────────────────────────────
 
-RANDOM_FUNCTIONS = {"relu", "exp", "sqrt", "sigmoid", "tanh", "softmax", "conv33.relu", "conv13.relu", "MaxPool"}
+RANDOM_FUNCTIONS = {"relu", "exp", "sigmoid", "tanh", "softmax", "conv33.relu", "conv13.relu", "MaxPool"}
 OPERANDS: dict[str, tuple[Shape, ...]] = {
     "add": ((3, 3), (3, 3)), "mul": ((3, 3), (3, 3)), "sub": ((2, 3), (2, 3)), "div": ((2, 3), (2, 3)),
     "scale": ((3, 3), ()), "matmul": ((3, 3), (3, 3)), "transpose": ((3, 6),), "concat2.0": ((3, 3), (6, 3)),
     "concat2.1": ((3, 3), (3, 6)), "concat4.0": ((1, 2, 3, 4), (1, 2, 3, 4)), "concat4.1": ((1, 2, 3, 4), (1, 2, 3, 4)),
     "conv33": ((1, 2, 3, 4), (4, 2, 3, 3)), "conv13": ((1, 2, 3, 4), (2, 2, 1, 3)), "AveragePool": ((1, 2, 3, 4),),
-    "enlarge": ((2, 2, 1, 3),), "sum": ((2, 3),), "mean": ((2, 3),), "add.column": ((2, 3), (2, 1)),
+    "enlarge": ((2, 2, 1, 3),), "sum": ((2, 3),), "mean": ((2, 3),),
     "sub.column": ((2, 3), (2, 1)), "mul.column": ((2, 3), (2, 1)), "div.column": ((2, 3), (2, 1)),
     "matmul.batched": ((2, 2, 3), (2, 3, 3)), "matmul.stacked": ((2, 2, 3), (3, 3)), "merge": ((2, 2, 3),),
     "swap": ((2, 2, 3),), "depthwise": ((1, 2, 3, 4), (2, 1, 3, 3)),
@@ -292,6 +292,54 @@ def test_a_folder_of_another_space_is_refused(tmp_path: Path) -> None:
     generate(replace(SMALL, size=1), folder=tmp_path, general=False)
     with pytest.raises(RuleError, match="another space"):
         generate(SMALL, folder=tmp_path, general=False)
+
+
+def test_a_piece_that_is_damaged_is_made_again(
+    small: Generated, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    generate(SMALL, folder=tmp_path, general=False)
+    first, second, third, *_ = sorted(tmp_path.glob("piece-*"))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[: second.stat().st_size // 2])
+    third.write_bytes(b"nothing of the kind")
+    assert statements(generate(SMALL, folder=tmp_path, general=False)) == statements(small)
+    assert sum("is damaged" in message for message in caplog.messages) == 3
+
+
+def test_a_piece_in_the_place_of_another_is_made_again(small: Generated, tmp_path: Path) -> None:
+    generate(SMALL, folder=tmp_path, general=False)
+    first, second, *_ = sorted(tmp_path.glob("piece-*"))
+    second.write_bytes(first.read_bytes())
+    assert statements(generate(SMALL, folder=tmp_path, general=False)) == statements(small)
+
+
+def test_classes_that_are_damaged_are_one_sentence(tmp_path: Path) -> None:
+    generate(SMALL, folder=tmp_path, general=False)
+    (tmp_path / "universe.pickle").write_bytes(b"\x80nothing")
+    for piece in tmp_path.glob("piece-*"):
+        piece.unlink()
+    with pytest.raises(RuleError, match="universe.pickle is damaged"):
+        generate(SMALL, folder=tmp_path, general=False)
+
+
+def test_a_folder_that_was_emptied_between_is_filled_anew(small: Generated, tmp_path: Path) -> None:
+    generate(replace(SMALL, size=2), folder=tmp_path, general=False)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert statements(generate(SMALL, folder=tmp_path, general=False)) == statements(small)
+
+
+def test_pieces_of_another_version_of_a_template_are_refused(tmp_path: Path) -> None:
+    generate(SMALL, folder=tmp_path, general=False)
+    changed = replace(SMALL, templates=(replace(t.RELU, value=_identity), *SMALL.templates[1:]))
+    with pytest.raises(RuleError, match="another space or version"):
+        generate(changed, folder=tmp_path, general=False)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuleError, match="cannot be made"):
+        generate(SMALL, folder=tmp_path / "file" / "inside", general=False)
 
 
 # ── TASO's rules ─────────────────────────────────────────────────────────────────────────────────────────────────

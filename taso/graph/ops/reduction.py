@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from taso.graph.errors import GraphError
 from taso.graph.index import Affine, Call, Const, Expr, Inside, Loop, Meaning, Read, Reduce, at
 from taso.graph.operator import (
     Attrs,
@@ -96,15 +97,24 @@ def _write_reduction(op: str, attrs: Attrs, opset: int, inputs_since: int) -> Sp
     return Spelling(op, said, (0, np.asarray(axes, np.int64)) if axes else (0,))
 
 
+_ROUNDED_ON_INTEGERS = {"ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
+
+
 def _reduction(
     name: str, kind: str, inputs_since: int = 18, linear: bool = False, inner: Callable[[Expr], Expr] = lambda e: e,
     outer: Callable[[Expr], Expr] = lambda e: e, meaning: MeaningFunction | None = None,
 ) -> Operator:  # fmt: skip
+    real = meaning or (lambda types, attrs: _meaning(name, types, attrs, kind, inner, outer))
+
+    def means(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
+        if name in _ROUNDED_ON_INTEGERS and types[0] is not None and not types[0].dtype.is_float:
+            raise GraphError(f"{name} of integers has no meaning over the reals")
+        return real(types, attrs)
+
     return register(
         Operator(
             name, lambda types, attrs: _type(name, types, attrs), {"axes": (), "keepdims": 1},
-            linear=frozenset({0} if linear else ()),
-            meaning=meaning or (lambda types, attrs: _meaning(name, types, attrs, kind, inner, outer)),
+            linear=frozenset({0} if linear else ()), meaning=means,
             read=lambda node: _read_reduction(node, inputs_since),
             write=lambda attrs, types, opset: _write_reduction(name, attrs, opset, inputs_since),
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from taso.graph.errors import RuleError
 from taso.rules.generator.egraph import Limits, cancels, minimal, values_of
 from taso.rules.generator.equations import Equation, operators, variables
 from taso.rules.generator.finding import find_equations
@@ -30,7 +31,7 @@ _B = TypeVar("_B")
 SECONDS = 10.0
 """Time allowed for the proof of a rule."""
 
-_REPAIRS, _FEW = 2, 3
+_REPAIRS, _FEW, _SOME = 2, 3, 8
 
 
 @dataclass
@@ -62,7 +63,10 @@ def generate(
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="taso-rules-") as temporary:
             return _generate(space, Path(temporary), executor, limits, general)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuleError(f"the folder {folder} cannot be made: {error.strerror or error}") from error
     return _generate(space, folder, executor, limits, general)
 
 
@@ -179,7 +183,7 @@ def _repaired(rule: Rule) -> list[Rule]:
     found: list[Rule] = []
     if test_rule(rule).status is not Status.REFUTED:
         return found
-    for variant in repairs(rule):
+    for variant in repairs(rule, trials=_SOME):
         judged = _proved(variant)
         if judged.status is Status.PROVED:
             found.append(judged)
@@ -193,7 +197,8 @@ def _mapped(work: Callable[[_A], _B], items: Sequence[_A], executor: Executor | 
 
 
 def _settled(rule: Rule) -> Rule:
-    return rule if rule.status is Status.PROVED else _proved(rule)
+    """A rule that was widened, proved for good: its proof is bounded in work, so that only a stopped machine fails."""
+    return rule if rule.status is Status.PROVED else verify(rule, both=False, small=False)
 
 
 def _ordered(rules: Iterable[Rule]) -> list[Rule]:

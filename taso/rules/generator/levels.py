@@ -7,21 +7,29 @@ and what is in memory at once is a share of all fingerprints.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from taso.graph.errors import RuleError
-from taso.rules.generator.arithmetic import Fingerprints
+from taso.rules.generator.arithmetic import Fingerprints, drawn, fingerprints
 from taso.rules.generator.pruning import Rows
 from taso.rules.generator.universe import Ids, Piece, Space, Terms, Universe
+
+log = logging.getLogger(__name__)
 
 SHARE = 1 << 22
 """Terms of the largest size that are held in memory at once."""
@@ -113,7 +121,7 @@ class Enumeration:
         keys, prints = [], []
         low, high = (np.uint64(min((1 << 64) - 1, (1 << 64) * s // shares)) for s in (share, share + 1))
         for file in files:
-            with np.load(file) as data:
+            with _opened(file) as data:
                 found = data["prints"]
                 end = len(found) if share + 1 == shares else np.searchsorted(found, high)
                 rows = slice(np.searchsorted(found, low), end)
@@ -129,13 +137,31 @@ class Enumeration:
 
 
 def _claimed(folder: Path, space: Space) -> None:
-    """Raises `RuleError` where the folder holds pieces of another space."""
+    """Raises `RuleError` where the folder holds pieces of another space, or of another version of this one."""
     templates = [t.name for t in space.templates]
-    mark, said = folder / "space.txt", f"{space.name}: {templates}, {space.variables}, {space.size} operators"
-    if not mark.exists():
-        _written(mark, said.encode())
-    elif mark.read_text() != said:
-        raise RuleError(f"{folder} holds pieces of another space: give {space.name} a folder of its own")
+    said = f"{space.name}: {templates}, {space.variables}, {space.size} operators, {_version(space)}"
+    mark = folder / "space.txt"
+    try:
+        if not mark.exists():
+            _written(mark, said.encode())
+        elif mark.read_bytes() != said.encode():
+            raise RuleError(f"{folder} holds pieces of another space or version: give {space.name} a folder of its own")
+    except OSError as error:
+        raise RuleError(f"the folder {folder} cannot be used: {error.strerror or error}") from error
+
+
+def _version(space: Space) -> str:
+    """A digest of what the pieces depend on: this package's source, and what each template makes of its operands."""
+    total = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        total.update(source.read_bytes())
+    for template in space.templates:
+        shapes = [shape for _, shape in space.variables]
+        for given in product(shapes, repeat=template.arity):
+            if template.shape(*given) is not None:
+                made = template.value(*(drawn(s, i)[None] for i, s in enumerate(given)))
+                total.update(repr([fingerprints(m).tolist() for m in made]).encode())
+    return total.hexdigest()[:16]
 
 
 def _stage(size: int, members: tuple[Terms, Ids], rows: Rows, lower: Ids) -> Stage:
@@ -148,28 +174,35 @@ def _stage(size: int, members: tuple[Terms, Ids], rows: Rows, lower: Ids) -> Sta
 
 
 @lru_cache(maxsize=2)
-def _universe(folder: Path) -> Universe:
-    """The classes that pieces are built upon, read once by each process."""
-    universe = pickle.loads((folder / "universe.pickle").read_bytes())
+def _universe(path: Path, written: int) -> Universe:
+    """The classes that pieces are built upon, read once by each process; `written` tells one file from the next."""
+    try:
+        universe = pickle.loads(path.read_bytes())
+    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError) as error:
+        raise RuleError(f"{path} is damaged: delete the folder and start again") from error
     if not isinstance(universe, Universe):
-        raise TypeError(f"{folder / 'universe.pickle'} does not hold the classes of a space")
+        raise RuleError(f"{path} does not hold the classes of a space: delete the folder and start again")
     return universe
 
 
 def make_piece(folder: Path, piece: Piece) -> tuple[int, int]:
     """Makes the terms of a piece and leaves them in a file: how many there were, and how many but for renaming."""
-    file = _file(folder, piece)
+    file, saved = _file(folder, piece), folder / "universe.pickle"
     if file.exists():
-        with np.load(file) as data:
-            return int(data["graphs"]), int(data["kept"])
-    universe = _universe(folder)
+        try:
+            with np.load(file) as data:
+                if str(data["piece"]) == repr(piece):
+                    return int(data["graphs"]), int(data["kept"])
+        except (BadZipFile, EOFError, ValueError, KeyError, OSError):
+            log.warning("%s is damaged and is made again", file)
+    universe = _universe(saved, saved.stat().st_mtime_ns)
     found = [_unrenamed(universe, terms) for terms in _batches(universe.of_piece(piece))]
     keys = np.concatenate([np.empty(0, np.int64), *(f[0] for f in found)])
     prints = np.concatenate([np.empty(0, np.uint64), *(f[1] for f in found)])
     graphs, kept = sum(f[2] for f in found), sum(f[3] for f in found)
     order = np.argsort(prints, kind="stable")
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as target:
-        np.savez(target, keys=keys[order], prints=prints[order], graphs=graphs, kept=kept)
+        np.savez(target, keys=keys[order], prints=prints[order], graphs=graphs, kept=kept, piece=repr(piece))
     os.replace(target.name, file)
     return graphs, kept
 
@@ -204,6 +237,16 @@ def _batches(parts: Iterator[Terms]) -> Iterator[Terms]:
                 waiting, count = [], 0
     if waiting:
         yield Terms.joined(waiting)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Mapping[str, Any]]:
+    """The arrays of a piece; raises `RuleError` where the file is damaged."""
+    try:
+        with np.load(file) as data:
+            yield data
+    except (BadZipFile, EOFError, ValueError, KeyError, OSError) as error:
+        raise RuleError(f"{file} is damaged: delete it and start again") from error
 
 
 def _file(folder: Path, piece: Piece) -> Path:

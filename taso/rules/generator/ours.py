@@ -27,8 +27,8 @@ from taso.rules.generator.templates import (
 )  # fmt: skip
 from taso.rules.taso_files import READERS, Conversion, Operand, PublishedOperator, Reader, Side, take
 
-_SUB, _DIV, _EXP, _SQRT, _SUM, _MEAN, _SOFTMAX, _BATCHED, _STACKED, _MERGE, _DEPTHWISE, _SWAP = range(100, 112)
-_COLUMNS = {"Add": 120, "Sub": 121, "Mul": 122, "Div": 123}
+_SUB, _DIV, _EXP, _SUM, _MEAN, _SOFTMAX, _BATCHED, _STACKED, _MERGE, _DEPTHWISE, _SWAP = range(100, 111)
+_COLUMNS = {"Sub": 121, "Mul": 122, "Div": 123}
 
 
 def _divide(a: Values, b: Values) -> Values:
@@ -51,7 +51,6 @@ def _function(name: str) -> Reader:
 SUB = Template("sub", 2, same, partial(reduced, np.subtract), _SUB, undone=partial(reduced, np.add))
 DIV = Template("div", 2, same, partial(reduced, _divide), _DIV, undone=partial(reduced, np.multiply))
 EXP = as_function("exp", _EXP)
-SQRT = as_function("sqrt", _SQRT)
 
 
 # ── a column beside each row ─────────────────────────────────────────────────────────────────────────────────────
@@ -81,7 +80,6 @@ def _read_column(name: str) -> Reader:
     return read
 
 
-ADD_COLUMN = _column("Add", np.add)
 SUB_COLUMN = _column("Sub", np.subtract, np.add)
 MUL_COLUMN = _column("Mul", np.multiply)
 DIV_COLUMN = _column("Div", _divide, np.multiply)
@@ -224,7 +222,7 @@ def _read_depthwise(c: Conversion, side: Side, op: PublishedOperator, inputs: Se
 DEPTHWISE = Template("depthwise", 2, _depthwise_shape, partial(first, arithmetic.convolution), _DEPTHWISE, {RANK: 4})
 
 _OURS: dict[int, Reader] = {
-    _SUB: _named("Sub"), _DIV: _named("Div"), _EXP: _function("Exp"), _SQRT: _function("Sqrt"),
+    _SUB: _named("Sub"), _DIV: _named("Div"), _EXP: _function("Exp"),
     _SUM: _read_reduction("ReduceSum"), _MEAN: _read_reduction("ReduceMean"), _SOFTMAX: _read_softmax,
     _BATCHED: _read_batched, _STACKED: _read_stacked, _MERGE: _read_merge, _DEPTHWISE: _read_depthwise,
     _SWAP: _read_swap, **{number: _read_column(name) for name, number in _COLUMNS.items()},
@@ -239,6 +237,6 @@ class Statement(Conversion):
 
 
 __all__ = [
-    "ADD_COLUMN", "AXIS", "BATCHED", "DEPTHWISE", "DIV", "DIV_COLUMN", "EXP", "MEAN", "MERGE", "MUL_COLUMN", "SOFTMAX",
-    "SQRT", "STACKED", "SUB", "SUB_COLUMN", "SUM", "SWAP", "Statement",
+    "AXIS", "BATCHED", "DEPTHWISE", "DIV", "DIV_COLUMN", "EXP", "MEAN", "MERGE", "MUL_COLUMN", "SOFTMAX",
+    "STACKED", "SUB", "SUB_COLUMN", "SUM", "SWAP", "Statement",
 ]  # fmt: skip

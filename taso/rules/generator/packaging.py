@@ -18,6 +18,9 @@ from taso.rules.text import show_rules
 HEAD = "# Substitutions that `taso rules generate` found: do not edit, run it again.\n\n"
 
 
+SAID = "said by another rule, which may ask for more"
+
+
 @dataclass(frozen=True)
 class Packaged:
     """Rules, and how many more there were of each kind that was left out."""
@@ -33,7 +36,7 @@ def packaged(found: Sequence[Generated], others: Iterable[Rule] = (), everything
     those that a search has no use for: that match operators which no file holds, or make a graph larger.
     """
     rules = distinct(r for space in found for r in space.rules)
-    left_out = {"of no use to a search": 0, "said by another rule": 0}
+    left_out = {"of no use to a search": 0, SAID: 0}
     if not everything:
         useful = [r for r in rules if _useful(r)]
         left_out["of no use to a search"] = len(rules) - len(useful)
@@ -44,7 +47,7 @@ def packaged(found: Sequence[Generated], others: Iterable[Rule] = (), everything
     known = list(others)
     for rule in ordered:
         if any(instance_of(rule, general) for general in (*known, *kept)):
-            left_out["said by another rule"] += 1
+            left_out[SAID] += 1
         else:
             kept.append(rule)
     return Packaged(_named(kept), left_out)
@@ -138,6 +141,15 @@ def _all(patterns: Sequence[_Tree | None], trees: Sequence[_Tree | None], bound:
         yield from _all(patterns[1:], trees[1:], first)
 
 
+def _filled(expr: Expr, bound: _Bound) -> str:
+    """A setting with the variables that it speaks of replaced by what they stand for."""
+    def replaced(match: re.Match[str]) -> str:
+        stands_for = bound.get(match.group(), match.group())
+        return stands_for if isinstance(stands_for, str) else "?"
+
+    return re.sub(r"\b[A-Za-z_]\w*\b(?!\()", replaced, str(expr))
+
+
 def _settings(wanted: Mapping[str, Expr], given: Mapping[str, Expr], bound: _Bound) -> _Bound | None:
     for name in {**wanted, **given}:
         expr = wanted.get(name)
@@ -146,6 +158,6 @@ def _settings(wanted: Mapping[str, Expr], given: Mapping[str, Expr], bound: _Bou
             if bound.get(f"setting {expr.name}", given.get(name)) != given.get(name):
                 return None
             bound = {**bound, f"setting {expr.name}": given.get(name)}
-        elif expr is None or str(expr) != str(given.get(name)):
+        elif expr is None or _filled(expr, bound) != str(given.get(name)):
             return None
     return bound

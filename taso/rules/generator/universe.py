@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,19 +100,9 @@ class Piece:
 class Column:
     """A growing array; `rows` is what is filled."""
 
-    def __init__(self, dtype: type[np.generic], inner: tuple[int, ...] = (), file: Path | None = None) -> None:
-        self._file, self._dtype, self._inner = file, dtype, inner
-        self._data = self._room(1024)
+    def __init__(self, dtype: type[np.generic], inner: tuple[int, ...] = ()) -> None:
+        self._data: NDArray[np.generic] = np.empty((1024, *inner), dtype)
         self._count = 0
-
-    def _room(self, count: int) -> NDArray[np.generic]:
-        shape = (count, *self._inner)
-        if self._file is None:
-            return np.empty(shape, self._dtype)
-        size = max(1, prod(shape)) * np.dtype(self._dtype).itemsize
-        with open(self._file, "ab") as file:
-            file.truncate(size)
-        return np.memmap(self._file, self._dtype, "r+", shape=shape)
 
     @property
     def rows(self) -> NDArray[np.generic]:
@@ -122,24 +111,20 @@ class Column:
     def extend(self, values: NDArray[np.generic]) -> None:
         needed = self._count + len(values)
         if needed > len(self._data):
-            old, self._data = self._data, self._room(max(needed, 2 * len(self._data)))
-            if self._file is None:
-                self._data[: self._count] = old[: self._count]
+            grown = np.empty((max(needed, 2 * len(self._data)), *self._data.shape[1:]), self._data.dtype)
+            grown[: self._count] = self._data[: self._count]
+            self._data = grown
         self._data[self._count : needed] = values
         self._count = needed
 
 
 class Universe:
-    """The classes found so far, with their values, and what builds larger terms from them.
+    """The classes found so far, with their values, and what builds larger terms from them."""
 
-    With a `folder`, values are kept in files there that are mapped into memory, so that the system may take the memory.
-    """
-
-    def __init__(self, space: Space, folder: Path | None = None) -> None:
+    def __init__(self, space: Space) -> None:
         self.space = space
         self.symbols = space.symbols
         self.renamings = space.renamings()
-        self._folder = folder
         self._shapes: list[Shape] = []
         self._values: list[Column] = []
         self._columns = {n: Column(np.int64) for n in ("symbol", "left", "right", "size", "shape", "row", "node")}
@@ -243,11 +228,8 @@ class Universe:
 
     def _shape_number(self, shape: Shape) -> int:
         if shape not in self._shapes:
-            file = None if self._folder is None else self._folder / f"values-{'x'.join(map(str, shape))}.bin"
-            if file is not None:
-                file.unlink(missing_ok=True)
             self._shapes.append(shape)
-            self._values.append(Column(np.int32, shape, file))
+            self._values.append(Column(np.int32, shape))
         return self._shapes.index(shape)
 
     def _operators_of(self, terms: Terms) -> tuple[Ids, Ids]:

@@ -179,6 +179,12 @@ class _Side:
             if len(types) != node.n_outputs:
                 raise _Refused(f"{node.op.name} has {len(types)} outputs, the rule says {node.n_outputs}", False)
 
+    def mean_something(self) -> None:
+        """Raises `TasoError` where an operator has types here and no meaning over the reals, as dividing integers."""
+        for node, (types, attrs, _) in zip(self._nodes, self._typed, strict=True):
+            if node.op.meaning is not None:
+                node.op.meaning(types, attrs)
+
     def type_of(self, ref: Ref) -> TensorType:
         return self._variables[ref] if isinstance(ref, str) else self._typed[ref.node][2][ref.output]
 
@@ -253,6 +259,11 @@ def _same_types(rule: Rule, instance: Instance) -> None:
             raise _Refused(f"{other}: the source has a value, the target has none: {error}", True) from error
         if any(source.type_of(s) != target.type_of(t) for s, t in rule.outputs):
             raise _Refused(f"{other}: the sides have different element types", True)
+        try:
+            source.mean_something()
+            target.mean_something()
+        except TasoError as error:
+            raise _Refused(f"the conditions admit {other}: {error}", False) from error
 
 
 __all__ = ["MOST_CASES", "SIZES", "Exhaustion", "exhaust"]
