@@ -181,7 +181,7 @@ class Universe:
     def add(self, terms: Terms, prints: Fingerprints, size: int) -> Ids:
         """Makes classes of terms of one size, the first term of a new one its representative; gives each term's class.
 
-        The terms must be all of that size, so that renamings of a term are among them.
+        The terms must be all of that size, so that renamings of a term are among them; one that is not stays itself.
         """
         new = np.flatnonzero(self.find(prints) < 0)
         first = new[np.sort(np.unique(prints[new], return_index=True)[1])]
@@ -192,9 +192,13 @@ class Universe:
         order = np.argsort(keys)
         own = np.arange(start, len(self))
         made = Terms(*(self.column(name)[own] for name in ("symbol", "left", "right")))
-        images = looked_up(keys[order], classes[order], self.all_keys(made))
-        if (images < 0).any():
-            raise AssertionError("renaming the variables leads out of the terms of one size")
+        every = self.all_keys(made)
+        images = looked_up(keys[order], classes[order], every)
+        # what operators two graphs share depends on their representatives, so that a renaming may be of another size
+        row, which = np.nonzero(images < 0)
+        if len(row):
+            found = self.find(self.prints(self.of_keys(every[row, which])))
+            images[row, which] = np.where(found >= 0, found, own[row])
         self._renamed.extend(images)
         return classes
 
