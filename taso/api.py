@@ -7,8 +7,9 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Union
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar, Union
 
 import numpy as np
 import onnx
@@ -63,7 +64,7 @@ class Graph(GraphBuilder):
 
     def cost(self, backend: str | Backend = "auto", threads: int | None = None) -> float:
         """Milliseconds for one inference as the sum of measured kernel costs (by a formula where nothing measures)."""
-        settings = _settings(self, backend=backend, threads=threads)
+        settings = _settings(self, backend, threads, (), {})
         return prepare(self, settings).state.cost * 1e3
 
     def run_time(self, backend: str | Backend = "auto", threads: int | None = None, seconds: float = 1.0) -> float:
@@ -198,10 +199,9 @@ def optimize(
         raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
         given = _same_class(search.frozen(given, input_shapes or {}))
-    settings = _settings(given, backend=backend, threads=threads, rules=_usable(rules, exactness, rule_statuses))
+    settings = _settings(given, backend, threads, _usable(rules, exactness, rule_statuses), input_shapes or {})
     settings.limits, settings.verify, settings.never_slower = limits, verify, never_slower
     settings.seed, settings.progress = seed, progress
-    settings.sizes = {k: v for k, v in measuring_sizes(given, input_shapes or {}).items() if isinstance(v, int)}
     best, report = search.optimize(given, settings)
     best = _same_class(copy.copy(best) if best is given else best)
     best._report = report
@@ -218,29 +218,34 @@ def _same_class(graph: graphs.Graph) -> Graph:
 
 
 def _settings(
-    graph: Graph, *, backend: str | Backend, threads: int | None, rules: Sequence[Rule] = ()
-) -> Settings:
+    graph: Graph, backend: str | Backend, threads: int | None, rules: Sequence[Rule],
+    input_shapes: Mapping[str, Sequence[int]],
+) -> Settings:  # fmt: skip
     return Settings(
         get_backend(backend, threads), rules, _database(), threads=threads,
-        sizes={k: v for k, v in measuring_sizes(graph, {}).items() if isinstance(v, int)},
+        sizes={k: v for k, v in measuring_sizes(graph, input_shapes).items() if isinstance(v, int)},
         print_measurements=graph.prints_measurements,
     )  # fmt: skip
 
 
 def _usable(rules: RuleSource | None, exactness: Sequence[str], statuses: Sequence[str]) -> list[Rule]:
-    known = {e.value: e for e in Exactness}
-    exactness = [exactness] if isinstance(exactness, str) else exactness
-    for name in exactness:
-        if name not in known:
-            raise GraphError(f"exactness '{name}' is not one of {sorted(known)}")
-    admissible = {s.value: s for s in collection.ADMISSIBLE}
-    names = [statuses] if isinstance(statuses, str) else statuses
-    for name in names:
-        if name not in admissible:
-            raise SearchError(f"rule_statuses is a list of {', '.join(admissible)}; '{name}' is none of these")
-    wanted = [admissible[name] for name in names]
+    levels = _chosen("exactness", exactness, Exactness)
+    wanted = _chosen("rule_statuses", statuses, collection.ADMISSIBLE)
     given = collection.library() if rules is None else collection.admitted(rules, wanted)
-    return usable(given, [known[e] for e in exactness], wanted)
+    return usable(given, levels, wanted)
+
+
+Member = TypeVar("Member", bound=Enum)
+
+
+def _chosen(setting: str, names: Sequence[str], members: Iterable[Member]) -> list[Member]:
+    """The members that a setting names, which may also be one name alone."""
+    known = {m.value: m for m in members}
+    names = [names] if isinstance(names, str) else names
+    for name in names:
+        if name not in known:
+            raise SearchError(f"{setting} is a list of {', '.join(known)}; '{name}' is none of these")
+    return [known[name] for name in names]
 
 
 _databases: dict[str, CostDatabase] = {}

@@ -24,7 +24,7 @@ from taso import (
     cli_run,
     cli_show,
 )
-from taso.cli_common import DONE, FAILED, INTERRUPTED, TROUBLE, USAGE, Examples, describe, say
+from taso.cli_common import DONE, FAILED, INTERRUPTED, TROUBLE, USAGE, describe, say
 
 EXAMPLES = (
     ("taso optimize model.onnx -o model.taso.onnx", "make a model faster"),
@@ -33,23 +33,15 @@ EXAMPLES = (
 )
 STATUSES = (
     f"exit status: {DONE} done; {FAILED} it cannot be done, or the answer is no; {USAGE} wrong usage; "
-    f"{TROUBLE} nothing could be compared (diff); {INTERRUPTED} interrupted"
+    f"{TROUBLE} there is no answer (diff, rules verify); {INTERRUPTED} interrupted"
 )
-_RULES: dict[str, Examples] = {
-    "list": (("taso rules list", "the packaged rules, a line each"),
-             ("taso rules list my.rules --json", "those of a file, as JSON")),
-    "show": (("taso rules show merge-relu", "all that is known of the rule of this name"),
-             ("taso rules show 3 my.rules", "the fourth of a file")),
-    "verify": (("taso rules verify my.rules", "judge the rules of a file"),
-               ("taso rules verify 'Relu(Relu(x)) => Relu(x)'", "judge an equation")),
-    "generate": (("taso rules generate -o found.rules", "enumerate, prove, and write what is new"),),
-}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status. Wrong usage raises `SystemExit` with status 2, as argparse does.
 
-    Where something cannot be done there is one sentence on stderr, and the status is 1 (3 for `taso diff`).
+    Where something cannot be done there is one sentence on stderr, and the status is 1, or 3 for a command whose 1
+    is an answer (`taso diff`, `taso rules verify`).
     """
     settings = parser().parse_args(arguments)
     trouble: int = getattr(settings, "trouble", FAILED)
@@ -75,23 +67,10 @@ def parser() -> argparse.ArgumentParser:
     root.epilog = f"{root.epilog}\n\n{STATUSES}"
     root.add_argument("--version", action="version", version=f"taso {taso.__version__}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for module in (cli_optimize, cli_run, cli_bench, cli_show, cli_diff):
+    for module in (cli_optimize, cli_run, cli_bench, cli_show, cli_diff, cli_rules, cli_cache, cli_doctor):
         module.add_parser(commands)
-    _add_rules(commands)
-    cli_cache.add_parser(commands)
-    cli_doctor.add_parser(commands)
     cli_completion.add_parser(commands, root)
     return root
-
-
-def _add_rules(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    cli_rules.add_parser(commands)
-    rules = commands.choices["rules"]
-    describe(rules, rules.description or "", [pair for pairs in _RULES.values() for pair in pairs[:1]])
-    for action in rules._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, part in action.choices.items():
-                describe(part, part.description or "", _RULES.get(name, ()))
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from taso.cli_common import (
     Commands,
     add_backend,
     add_command,
+    add_data,
     add_input,
     add_json,
-    add_model,
+    add_limits,
     add_seed,
     add_talk,
     positive,
@@ -47,7 +48,7 @@ ORIGINAL, OPTIMIZED = "original", "optimized"
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Adds `taso bench`."""
     parser = add_command(commands, "bench", run, "time a model on several runtimes", EXAMPLES)
-    add_model(parser, help="the ONNX file to time")
+    parser.add_argument("model", help="the ONNX file to time")
     parser.add_argument("--optimized", metavar="FILE", help="time this model instead of optimizing")
     parser.add_argument(
         "--on", action="append", type=_runtimes, metavar="NAME,…",
@@ -58,13 +59,10 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "--seconds", type=positive, default=0.3, help="length of a block, of three runs at least (default: %(default)s)"
     )
     add_input(parser, "to time at")
-    parser.add_argument(
-        "--data", action="append", default=[], metavar="FILE", help="values of inputs, as `taso run` takes them"
-    )
+    add_data(parser)
     add_seed(parser, "seed of the random inputs")
     add_backend(parser, "where to optimize for")
-    parser.add_argument("--budget", type=whole(0), default=1000, help="of the search (default: %(default)s)")
-    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop the search after so long")
+    add_limits(parser)
     add_json(parser)
     add_talk(parser)
 
@@ -185,13 +183,14 @@ def _shown(results: Sequence[Result]) -> str:
     first = next(r for r in results if r.times)
     rows = []
     for result in results:
-        if not result.times:
+        time = quartiles(result.times)
+        if time is None:
             continue
-        low, high = (q * 1e3 for q in result.quartiles)
         gain = _gain(result, results)
         rows.append((
-            result.version, result.contestant.label, f"{result.median * 1e3:.3f}", f"{low:.3f} to {high:.3f}",
-            str(len(result.times)), "" if gain is None else f"{gain[0]:.3f} ({gain[1]:.3f} to {gain[2]:.3f})",
+            result.version, result.contestant.label, f"{time['median_ms']:.3f}",
+            f"{time['low_quartile_ms']:.3f} to {time['high_quartile_ms']:.3f}", str(time["runs"]),
+            "" if gain is None else f"{gain[0]:.3f} ({gain[1]:.3f} to {gain[2]:.3f})",
             "" if result is first else f"{result.error_against(first):.1e}",
         ))  # fmt: skip
     return table(("runtime", "model", "median ms", "quartiles", "runs", "faster", "error"), rows, "<<>>>>>")

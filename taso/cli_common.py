@@ -18,7 +18,7 @@ from taso.graph.errors import ModelError, TasoError
 from taso.search.progress import interactive
 
 DONE, FAILED, USAGE, TROUBLE, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit statuses: done; it cannot be done, or the answer is no; wrong usage; `taso diff` cannot compare; Ctrl-C."""
+"""Exit statuses: done; it cannot be done, or the answer is no; wrong usage; a command that answers cannot; Ctrl-C."""
 
 Commands = argparse._SubParsersAction
 Run = Callable[[argparse.Namespace], int]
@@ -37,6 +37,9 @@ def say(text: str) -> None:
 
 def print_text(text: str) -> None:
     """Prints a result to stdout; whoever closed it early (`| head`) has seen enough."""
+    if sys.stdout is None:
+        # print would say nothing
+        raise TasoError("the result could not be printed: stdout is closed")
     try:
         print(text.rstrip("\n"), flush=True)
     except UnicodeEncodeError:
@@ -176,15 +179,24 @@ def describe(parser: argparse.ArgumentParser, description: str, examples: Exampl
     parser.epilog = "examples:\n" + "\n".join(f"  {command}\n      {what}" for command, what in examples)
 
 
-def add_model(parser: argparse.ArgumentParser, name: str = "model", help: str = "the ONNX file") -> None:
-    parser.add_argument(name, help=help)
-
-
 def add_input(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--input", action="append", default=[], type=input_shape, metavar="NAME:1x3x224x224",
         help=f"the shape {what}, where the file leaves it open: 1 where nothing is said (may be repeated)",
     )  # fmt: skip
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", action="append", default=[], metavar="FILE",
+        help="values of inputs: FILE.npz, FILE.npy or INPUT=FILE.npy (may be repeated; the rest is random)",
+    )  # fmt: skip
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """How far a search goes; `taso.optimize` says what is no limit."""
+    parser.add_argument("--budget", type=int, default=1000, help="graphs taken off the queue (default: %(default)s)")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the search after so long")
 
 
 def add_backend(parser: argparse.ArgumentParser, help: str = "where to run", default: str | None = "auto") -> None:
@@ -197,7 +209,12 @@ def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=f"{what} (default: %(default)s)")
 
 
-def add_json(parser: argparse.ArgumentParser, help: str = "print the result as JSON") -> None:
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Without the option `workers` is None, so that its help is the same on every machine."""
+    parser.add_argument("--workers", type=whole(1), metavar="N", help="processes (default: one for each processor)")
+
+
+def add_json(parser: argparse._ActionsContainer, help: str = "print the result as JSON") -> None:
     parser.add_argument("--json", action="store_true", help=help)
 
 
@@ -216,12 +233,12 @@ def input_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, parts))
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number from `least` on."""
+def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
+    """The type of an option that is a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) < 1 << 31):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
         return int(text)
 
     return parse

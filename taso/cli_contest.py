@@ -62,15 +62,6 @@ class Result:
     blocks: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.times)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        low, high = np.quantile(self.times, [0.25, 0.75])
-        return float(low), float(high)
-
     def faster_than(self, other: Result) -> tuple[float, float, float]:
         """Time of `other` over this one's: median over the rounds, and the ends of its 95 % interval."""
         ratios = [a / b for a, b in zip(other.blocks, self.blocks, strict=True)]
@@ -237,8 +228,8 @@ class _OrtOptions(Protocol):
 
 
 class _Ort(Protocol):
-    def SessionOptions(self) -> _OrtOptions: ...  # noqa: N802  # ONNX Runtime's name
-    def InferenceSession(self, path: str, options: _OrtOptions, providers: list[str]) -> _OrtSession: ...  # noqa: N802
+    def SessionOptions(self) -> _OrtOptions: ...
+    def InferenceSession(self, path: str, options: _OrtOptions, providers: list[str]) -> _OrtSession: ...
 
 
 def _onnxruntime(path: str, threads: int) -> tuple[Runner, str]:
@@ -270,7 +261,7 @@ class _OvCore(Protocol):
 
 
 class _Ov(Protocol):
-    def Core(self) -> _OvCore: ...  # noqa: N802  # OpenVINO's name
+    def Core(self) -> _OvCore: ...
 
 
 def _openvino(path: str, threads: int) -> tuple[Runner, str]:

@@ -17,7 +17,6 @@ from taso.cli_common import (
     add_command,
     add_input,
     add_json,
-    add_model,
     add_seed,
     add_talk,
     pairs,
@@ -46,8 +45,8 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(commands, "diff", run, "compare two models", EXAMPLES)
     # status 1 says that they differ, so that what went wrong needs another
     parser.set_defaults(trouble=TROUBLE)
-    add_model(parser, "first", "the ONNX file to compare with")
-    add_model(parser, "second", "the ONNX file to compare")
+    parser.add_argument("first", help="the ONNX file to compare with")
+    parser.add_argument("second", help="the ONNX file to compare")
     add_input(parser, "to compare outputs at")
     add_seed(parser, "seed of the random inputs")
     parser.add_argument(
@@ -64,7 +63,8 @@ def run(settings: argparse.Namespace) -> int:
     """Tells what differs between two models, and compares their outputs on the same random inputs.
 
     The status is 0 where inputs and outputs look the same and the outputs agree within the tolerance (operators and
-    weights may differ), 1 where they do not, and 3 where that could not be found out.
+    weights may differ), 1 where they do not, and 3 where that could not be found out. Where inputs or outputs look
+    different it is 1, whether or not the models can be run on the same values.
     """
     with progress("reading", settings.quiet) as advance:
         first, second = api.load(settings.first), api.load(settings.second)

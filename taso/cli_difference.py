@@ -210,13 +210,13 @@ def numeric(
     for name, value in zip(a.input_names, a.inputs, strict=True):
         other = dict(zip(b.input_names, b.inputs, strict=True)).get(name)
         if other is None or _contradict(value.type, other.type):
-            raise InputError(f"outputs cannot be compared: the second model takes no such input '{name}'")
+            raise InputError(f"the second model takes no such input '{name}'")
     if len(a.inputs) != len(b.inputs):
         extra = [name for name in b.input_names if name not in a.input_names]
-        raise InputError(f"outputs cannot be compared: the second model has another input, '{extra[0]}'")
+        raise InputError(f"the second model has another input, '{extra[0]}'")
     shared = [name for name, _ in a.outputs if name in dict(b.outputs)]
     if not shared:
-        raise InputError("outputs cannot be compared: the models have none in common")
+        raise InputError("the models have no output in common")
     return compare(
         _with_outputs(a, shared), _with_outputs(b, shared), sizes, seed, tolerance, _runs(backend) if backend else None
     )

@@ -12,7 +12,7 @@ from taso.cli_common import (
     add_command,
     add_input,
     add_json,
-    add_model,
+    add_limits,
     add_seed,
     add_talk,
     print_json,
@@ -34,7 +34,7 @@ SEARCHES = ("backtracking",)
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Adds `taso optimize`."""
     parser = add_command(commands, "optimize", run, "optimize an ONNX file", EXAMPLES)
-    add_model(parser, help="the ONNX file to optimize")
+    parser.add_argument("model", help="the ONNX file to optimize")
     parser.add_argument("-o", "--output", metavar="FILE", help="the ONNX file to write")
     parser.add_argument("--dry-run", action="store_true", help="search and report, but write no model")
     parser.add_argument("--report", metavar="FILE", help="write a report there: .md or .json")
@@ -60,8 +60,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alpha", type=float, default=1.0, help="keep candidates below alpha × the best cost (default: %(default)s)"
     )
-    parser.add_argument("--budget", type=int, default=1000, help="graphs taken off the queue (default: %(default)s)")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the search after so long")
+    add_limits(parser)
     parser.add_argument(
         "--rules", metavar="FILE", help="a rule file, or an equation, to use in place of the packaged rules"
     )

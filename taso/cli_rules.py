@@ -3,54 +3,80 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from taso import cli_generate, verdicts
-from taso.graph.errors import RuleError, TasoError
+from taso.cli_common import (
+    DONE,
+    FAILED,
+    TROUBLE,
+    Commands,
+    add_command,
+    add_json,
+    add_workers,
+    describe,
+    print_json,
+    print_text,
+    say,
+    usable_processors,
+    whole,
+)
+from taso.graph.errors import RuleError
 from taso.rules import build
 from taso.rules.collection import equations, is_equation, library, read
 from taso.rules.expression import show
 from taso.rules.pattern import Rule, Status
 from taso.rules.verifier import SECONDS
-from taso.verdicts import Numbered, Verdict
+from taso.verdicts import Numbered, Verdict, named, shortened
 
+_LISTED = (
+    ("taso rules list", "the packaged rules, a line each"),
+    ("taso rules list my.rules --json", "those of a file, as JSON"),
+)
+_SHOWN = (
+    ("taso rules show merge-relu", "all that is known of the rule of this name"),
+    ("taso rules show 3 my.rules", "the fourth of a file"),
+)
+_VERIFIED = (
+    ("taso rules verify my.rules", "judge the rules of a file"),
+    ("taso rules verify 'Relu(Relu(x)) => Relu(x)'", "judge an equation"),
+)
+EXAMPLES = (_LISTED[0], _SHOWN[0], _VERIFIED[0], cli_generate.EXAMPLES[0])
 _WIDTH = 110
 _PACKAGED = "the packaged rules"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `taso rules` with its actions; each sets `run`, which takes the settings and gives the exit status."""
-    parser = commands.add_parser("rules", help="list, show and judge rewrite rules", description=__doc__)
+def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Adds `taso rules` with its actions."""
+    parser = commands.add_parser("rules", help="list, show and judge rewrite rules")
+    describe(parser, __doc__, EXAMPLES)
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    _add_list(actions.add_parser("list", help="one line for each rule", description=_list.__doc__))
-    _add_show(actions.add_parser("show", help="all that is known of a rule", description=_show.__doc__))
-    _add_verify(actions.add_parser("verify", help="judge rules from the start", description=_verify.__doc__))
-    cli_generate.add_parser(
-        actions.add_parser("generate", help="find rules by enumeration", description=cli_generate.run.__doc__)
-    )
+    _add_list(actions)
+    _add_show(actions)
+    _add_verify(actions)
+    cli_generate.add_parser(actions)
 
 
-def _add_list(parser: argparse.ArgumentParser) -> None:
+def _add_list(actions: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(actions, "list", _list, "one line for each rule", _LISTED)
     _add_file(parser)
     parser.add_argument("--status", choices=[s.value for s in Status], help="only rules of this status")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_run(parser, _list)
+    add_json(parser)
 
 
-def _add_show(parser: argparse.ArgumentParser) -> None:
+def _add_show(actions: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(actions, "show", _show, "all that is known of a rule", _SHOWN)
     parser.add_argument("rule", metavar="RULE", help="its identifier, equation, or number within the file")
     _add_file(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_run(parser, _show)
+    add_json(parser)
 
 
-def _add_verify(parser: argparse.ArgumentParser) -> None:
+def _add_verify(actions: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(actions, "verify", _verify, "judge rules from the start", _VERIFIED)
+    # status 1 is the answer no, so that what went wrong needs another
+    parser.set_defaults(trouble=TROUBLE)
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help=f"rule files, .pb or .rules, or an equation (default: {_PACKAGED})"
     )
@@ -58,34 +84,20 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         "--rule", action="append", default=[], metavar="RULE",
         help="only this one: identifier, equation or number (may be repeated)",
     )  # fmt: skip
-    parser.add_argument("--sample", type=_count, metavar="N", help="only N rules of each file, always the same ones")
+    parser.add_argument("--sample", type=whole(1), metavar="N", help="only N rules of each file, always the same ones")
     parser.add_argument(
         "--seconds", type=_seconds, default=SECONDS, help="time allowed for each proof (default: %(default)g)"
     )
-    parser.add_argument(
-        "--workers", type=_count, default=os.cpu_count() or 1, help="processes (default: %(default)s)"
-    )
+    add_workers(parser)
     parser.add_argument("--quick", action="store_true", help="leave the trials of what is proved out")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--all", action="store_true", help="also print the rules that are proved")
-    form.add_argument("--json", action="store_true", help="print JSON")
+    add_json(form)
     form.add_argument("--markdown", action="store_true", help="print a table, with conditions that are missing")
-    _add_run(parser, _verify)
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help=f"a rule file, .pb or .rules (default: {_PACKAGED})")
-
-
-def _add_run(parser: argparse.ArgumentParser, run: object) -> None:
-    # commands that talk more or less have these set
-    parser.set_defaults(run=run, quiet=False, verbose=False)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 20):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -124,40 +136,38 @@ def _chosen(rules: Sequence[Numbered], wanted: str) -> list[Numbered]:
 
 
 def _list(settings: argparse.Namespace) -> int:
-    """Lists rules: name, status, exactness, equation. What a file says of a rule's status is repeated, not believed."""
+    """Lists rules: name, status, exactness, equation. What a file says of a rule's status is repeated, not believed.
+
+    The status is 0, or 1 where the file cannot be read.
+    """
     kept = [n for n in _rules(settings.file) if settings.status in (None, n[1].status.value)]
     if settings.json:
-        _print_json([_described(*n) for n in kept])
+        print_json([_described(*n) for n in kept])
     elif kept:
-        width = max(len(_named(*n)) for n in kept)
-        _print("\n".join(
-            f"{_named(i, r):{width}}  {r.status.value:8}  {r.exactness.value:12}  {_shortened(r.name)}" for i, r in kept
+        width = max(len(named(*n)) for n in kept)
+        print_text("\n".join(
+            f"{named(*n):{width}}  {n[1].status.value:8}  {n[1].exactness.value:12}  {shortened(n[1], _WIDTH)}"
+            for n in kept
         ))  # fmt: skip
-    counts = Counter(r.status for _, r in kept)
-    _say(", ".join([f"{len(kept)} rules", *(f"{counts[s]} {s.value}" for s in Status if counts[s])]))
-    return 0
+    say(verdicts.summary(rule for _, rule in kept))
+    return DONE
 
 
 def _show(settings: argparse.Namespace) -> int:
-    """Shows a rule: equation, condition, exactness, status and certificate, as its file states them."""
+    """Shows a rule: equation, condition, exactness, status and certificate, as its file states them.
+
+    The status is 0, or 1 where the file cannot be read or has no such rule.
+    """
     found = _chosen(_rules(settings.file), settings.rule)
     if settings.json:
-        _print_json([_described(*n) for n in found])
+        print_json([_described(*n) for n in found])
     else:
-        _print("\n\n".join("\n".join(_lines(*n)) for n in found))
-    return 0
-
-
-def _named(number: int, rule: Rule) -> str:
-    return rule.id or str(number)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+        print_text("\n\n".join("\n".join(_lines(*n)) for n in found))
+    return DONE
 
 
 def _lines(number: int, rule: Rule) -> Iterator[str]:
-    yield _named(number, rule)
+    yield named(number, rule)
     yield f"  equation        {rule.name}"
     yield f"  condition       {' and '.join(map(show, rule.conditions)) or 'none'}"
     yield f"  exactness       {rule.exactness.value}"
@@ -174,6 +184,8 @@ def _certified(rule: Rule) -> dict[str, object]:
     said: dict[str, object] = {"method": c.method, "command": c.command}
     if c.trials:
         said |= {"seed": c.seed, "trials": c.trials, "primes": list(c.primes), "error_bound": c.error_bound}
+    if c.dimensions:
+        said["dimensions"] = c.dimensions
     said |= {"counterexample": c.counterexample, "reason": c.reason, "digest": c.digest}
     return {name: value for name, value in said.items() if value not in ("", None)}
 
@@ -192,16 +204,17 @@ def _described(number: int, rule: Rule) -> dict[str, object]:
 def _verify(settings: argparse.Namespace) -> int:
     """Judges rules by trials, a proof and all small sizes, believing nothing that a file says of them.
 
-    The exit status is 1 where a rule is refuted or unproved, or is less than its file says.
+    The exit status is 0 where every rule is at least what its file says, 1 where one is less, or refuted or unproved,
+    and 3 where a file cannot be read or has no such rule.
     """
     jobs = [(file or _PACKAGED, _selected(_rules(file), settings)) for file in settings.files or [None]]
     found = [(file, _judged(file, rules, settings)) for file, rules in jobs]
     if settings.json:
-        _print_json([
+        print_json([
             {"file": file, "claimed": v.claimed.value, "seconds": round(v.seconds, 3), **_described(v.number, v.rule)}
             for file, judged in found for v in judged
         ])  # fmt: skip
-    return int(any(v.failed for _, judged in found for v in judged))
+    return FAILED if any(v.failed for _, judged in found for v in judged) else DONE
 
 
 def _selected(rules: list[Numbered], settings: argparse.Namespace) -> list[Numbered]:
@@ -213,43 +226,22 @@ def _selected(rules: list[Numbered], settings: argparse.Namespace) -> list[Numbe
 def _judged(file: str, rules: Sequence[Numbered], settings: argparse.Namespace) -> list[Verdict]:
     started, found = time.perf_counter(), list[Verdict]()
     for verdict in verdicts.judge_all(
-        rules, seconds=settings.seconds, both=not settings.quick, repair=settings.markdown, workers=settings.workers
+        rules, seconds=settings.seconds, both=not settings.quick, repair=settings.markdown,
+        workers=settings.workers or usable_processors(),
     ):
         found.append(verdict)
         if not (settings.json or settings.markdown) and (settings.all or verdict.rule.status is not Status.PROVED):
-            _print("\n".join(_told(verdict)))
+            print_text("\n".join(_told(verdict)))
     if settings.markdown:
-        _print(verdicts.markdown(file, found))
-    _say(f"{file}: {verdicts.summary(found)}, {time.perf_counter() - started:.1f} s")
+        print_text(verdicts.markdown(file, found))
+    say(f"{file}: {verdicts.summary(v.rule for v in found)}, {time.perf_counter() - started:.1f} s")
     return found
 
 
 def _told(verdict: Verdict) -> Iterator[str]:
     rule = verdict.rule
-    name = _named(verdict.number, rule)
-    yield f"{name:28}  {rule.status.value:8}  {verdict.seconds:6.2f} s  {_shortened(rule.name)}"
+    name = named(verdict.number, rule)
+    yield f"{name:28}  {rule.status.value:8}  {verdict.seconds:6.2f} s  {shortened(rule, _WIDTH)}"
     said = rule.certificate.counterexample or rule.certificate.reason
     if said:
         yield f"    {said}"
-
-
-# ── talk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _print_json(data: object) -> None:
-    _print(json.dumps(data, indent=2))
-
-
-def _print(text: str) -> None:
-    """Prints to stdout; whoever closed it early (`| head`) has seen enough."""
-    try:
-        print(text.rstrip("\n"), flush=True)
-    except BrokenPipeError:
-        # what is left in the buffer must not raise again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise TasoError(f"the result could not be printed: {error.strerror}") from error

@@ -17,9 +17,9 @@ from taso.cli_common import (
     Commands,
     add_backend,
     add_command,
+    add_data,
     add_input,
     add_json,
-    add_model,
     add_seed,
     add_talk,
     bytes_text,
@@ -45,11 +45,8 @@ EXAMPLES = (
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Adds `taso run`."""
     parser = add_command(commands, "run", run, "run a model", EXAMPLES)
-    add_model(parser, help="the ONNX file to run")
-    parser.add_argument(
-        "--data", action="append", default=[], metavar="FILE",
-        help="values of inputs: FILE.npz, FILE.npy or INPUT=FILE.npy (may be repeated; the rest is random)",
-    )  # fmt: skip
+    parser.add_argument("model", help="the ONNX file to run")
+    add_data(parser)
     add_input(parser, "of an input whose values are random")
     add_seed(parser, "seed of the random inputs")
     add_backend(parser)

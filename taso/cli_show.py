@@ -13,7 +13,6 @@ from taso.cli_common import (
     add_command,
     add_input,
     add_json,
-    add_model,
     add_talk,
     bytes_text,
     count_text,
@@ -41,7 +40,7 @@ _SAID = {
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     """Adds `taso show`."""
     parser = add_command(commands, "show", run, "tell what is in a model", EXAMPLES)
-    add_model(parser, help="the ONNX file to look at")
+    parser.add_argument("model", help="the ONNX file to look at")
     add_input(parser, "to count arithmetic and memory for")
     add_json(parser)
     add_talk(parser)

@@ -58,11 +58,6 @@ class Summary:
     peak_bytes: int | None = None
     bodies: list[str] = field(default_factory=list)
 
-    @property
-    def opaque(self) -> list[Kind]:
-        """What passes through unchanged."""
-        return [kind for kind in self.operators if kind.state != "modelled"]
-
 
 def summary(graph: Graph, sizes: Sizes) -> Summary:
     """What is in `graph`, with `sizes` for its symbolic dimensions.

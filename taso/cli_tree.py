@@ -12,7 +12,7 @@ from taso.cli_optimize import SEARCHES
 
 _KNOWN = {"--backend": NAMES, "--search": SEARCHES, "--on": (*NAMES, *FOREIGN)}
 """Values of options that take others, too, or say more than argparse would of what they do not take."""
-_FILES = ("FILE", "DIR", "MODEL", "model", "first", "second", "file", "files")
+_FILES = ("FILE", "DIR", "model", "first", "second")
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,14 @@ def tree(parser: argparse.ArgumentParser, words: tuple[str, ...] = (), help: str
 
 def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Option:
     takes_none = bool(action.option_strings) and action.nargs == 0
-    named = _name(action.metavar) or action.dest.upper()
-    if not action.option_strings:
-        named = _name(action.metavar) or action.dest
+    named = _name(action.metavar) or (action.dest.upper() if action.option_strings else action.dest)
     choices = tuple(map(str, action.choices or ()))
     value = "" if takes_none else "|".join(choices) if choices else named
     for flag in action.option_strings:
         choices = choices or _KNOWN.get(flag, ())
     # help is a template: %(default)s and the like
-    facts = {**vars(action), "prog": parser.prog}
-    if "--workers" in action.option_strings:
-        # what is said of a command is the same on every machine
-        facts["default"] = "one for each processor"
-    told = (action.help or "") % facts
-    is_file = not takes_none and any(named.startswith(f) or named.endswith(f) for f in _FILES)
+    told = (action.help or "") % {**vars(action), "prog": parser.prog}
+    is_file = not takes_none and named.startswith(_FILES)
     return Option(tuple(action.option_strings), value, told, choices, is_file)
 
 

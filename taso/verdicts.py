@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
@@ -76,11 +76,22 @@ def sample(rules: Sequence[Numbered], count: int) -> list[Numbered]:
     return sorted(chosen, key=lambda n: n[0])
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def named(number: int, rule: Rule) -> str:
+    """What a rule is called: its identifier, or its place in its file."""
+    return rule.id or str(number)
+
+
+def shortened(rule: Rule, width: int) -> str:
+    """The equation of a rule, cut where it is longer than `width`."""
+    return rule.name if len(rule.name) <= width else rule.name[: width - 1] + "…"
+
+
+def summary(rules: Iterable[Rule]) -> str:
     """How many rules there are, and how many of each status."""
-    counts = Counter(v.rule.status for v in verdicts)
-    shown = ", ".join(f"{counts[s]} {s.value}" for s in Status if counts[s])
-    return f"{len(verdicts)} rule{'s' if len(verdicts) != 1 else ''}" + (f", {shown}" if shown else "")
+    counts = Counter(r.status for r in rules)
+    total = counts.total()
+    each = [f"{counts[s]} {s.value}" for s in Status if counts[s]]
+    return ", ".join([f"{total} rule{'s' if total != 1 else ''}", *each])
 
 
 def markdown(file: str, verdicts: Sequence[Verdict]) -> str:
@@ -89,9 +100,9 @@ def markdown(file: str, verdicts: Sequence[Verdict]) -> str:
     lines = [
         f"# Verdicts on the rules of {name}", "",
         f"`taso rules verify {name} --markdown` made this page; [rules.md](rules.md) says what the words mean.", "",
-        f"{summary(verdicts)}.", "", "| rule | verdict | equation |", "| --- | --- | --- |",
+        f"{summary(v.rule for v in verdicts)}.", "", "| rule | verdict | equation |", "| --- | --- | --- |",
     ]  # fmt: skip
-    lines += [f"| {_name(v)} | {v.rule.status.value} | {_code(v.rule)} |" for v in verdicts]
+    lines += [f"| {named(v.number, v.rule)} | {v.rule.status.value} | {_code(v.rule)} |" for v in verdicts]
     for v in verdicts:
         if v.rule.status is not Status.PROVED:
             lines += ["", *_reasons(v)]
@@ -100,7 +111,7 @@ def markdown(file: str, verdicts: Sequence[Verdict]) -> str:
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
     rule = verdict.rule
-    yield f"**{_name(verdict)}** is {rule.status.value}: `{rule.name}`"
+    yield f"**{named(verdict.number, rule)}** is {rule.status.value}: `{rule.name}`"
     yield ""
     if rule.conditions:
         yield f"- where `{' and '.join(map(show, rule.conditions))}`"
@@ -114,11 +125,6 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
         yield "- no single equation between two dimensions of its tensors makes it hold"
 
 
-def _name(verdict: Verdict) -> str:
-    return verdict.rule.id or str(verdict.number)
-
-
 def _code(rule: Rule) -> str:
-    """An equation in a cell of a table, cut where it is long."""
-    text = rule.name if len(rule.name) <= _CELL else rule.name[: _CELL - 1] + "…"
-    return "`" + text.replace("|", "\\|") + "`"
+    """An equation in a cell of a table."""
+    return "`" + shortened(rule, _CELL).replace("|", "\\|") + "`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -72,7 +73,7 @@ def test_the_help_of_taso_names_every_command_and_the_exit_statuses(capsys: pyte
         call("--help")
     told = capsys.readouterr().out
     assert all(f"    {command.words[0]}" in told for command in LEAVES)
-    assert f"{TROUBLE} nothing could be compared" in told
+    assert f"{TROUBLE} there is no answer" in told
 
 
 @pytest.mark.parametrize("command", LEAVES, ids=named)
@@ -187,6 +188,15 @@ def test_a_pipe_that_is_closed_early_is_no_error(stream: str, model: Path) -> No
         closed.close()
         said = other.read()
     assert process.returncode == 0 and b"Traceback" not in said and said
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, which closes stdout before a command starts")
+@pytest.mark.parametrize("words", [["show", "{model}"], ["rules", "list"], ["rules", "list", "--json"]], ids=" ".join)
+def test_a_result_that_nobody_can_get_is_one_sentence(words: list[str], model: Path) -> None:
+    command = shlex.join(in_process(*(word.format(model=model) for word in words)))
+    done = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == FAILED
+    assert done.stderr == "taso: the result could not be printed: stdout is closed\n"
 
 
 def test_progress_shows_where_somebody_looks_and_only_there(

@@ -49,8 +49,6 @@ def test_a_folder_keeps_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "said"),
     [
         (["nothing"], "there is no space called 'nothing'"),
-        (["depthwise", "--size", "0"], "a size is from 1 to 8"),
-        (["depthwise", "--workers", "0"], "the number of workers at least 1"),
         (["depthwise", "-o", "/nowhere/at/all.rules"], "/nowhere/at"),
     ],
 )
@@ -60,6 +58,15 @@ def test_what_cannot_be_done_is_one_sentence(
     assert cli.main(["rules", "generate", *arguments]) == 1
     told = capsys.readouterr()
     assert said in told.err and told.err.count("\n") == 1 and told.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--size", "0"], ["--size", "9"], ["--workers", "0"], ["--library", "-o", "x.rules"]]
+)
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["rules", "generate", "depthwise", *arguments])
+    assert left.value.code == 2 and capsys.readouterr().out == ""
 
 
 # ── what is packaged ─────────────────────────────────────────────────────────────────────────────────────────────

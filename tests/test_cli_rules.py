@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from taso import cli, verdicts
+from taso.cli_common import FAILED, TROUBLE
 from taso.rules.collection import library
 from taso.rules.format import save
 from taso.rules.pattern import Status
@@ -168,12 +169,14 @@ def test_a_sample_is_the_same_each_time_whatever_else_the_file_holds() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["list", "missing.rules"], ["show", "no-such-rule"], ["verify", "missing.pb"], ["verify", "Relu(x => x"],
-        ["verify", "--rule", "no-such-rule"], ["verify", "Frobnicate(x) => x"],
+        ["list", "missing.rules"], ["list", ""], ["show", "no-such-rule"], ["verify", "missing.pb"], ["verify", ""],
+        ["verify", "Relu(x => x"], ["verify", "--rule", "no-such-rule"], ["verify", "Frobnicate(x) => x"],
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*arguments) == 1
+def test_what_cannot_be_done_is_one_sentence_and_no_verdict(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == (TROUBLE if arguments[0] == "verify" else FAILED)
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("taso: ") and len(told.err.splitlines()) == 1
 

@@ -117,7 +117,8 @@ def test_no_other_status_can_be_admitted(status: str) -> None:
     [
         ("-relu-twise", "no rule is called 'relu-twise': is it 'relu-twice'"), ({"nothing-such": True}, "no rule"),
         ({"relu-twice": "off"}, "True or False"), (5, "rules are a file"), ([5], "rules are a file"),
-        ("no-such-file.pb", "cannot be read"), ("Relu(x => x", "cannot be read"), ("Relu(x) => Frob(x)", "Frob"),
+        ("no-such-file.pb", "cannot be read"), ("", "the name of the rule file is empty"),
+        ("Relu(x => x", "cannot be read"), ("Relu(x) => Frob(x)", "Frob"),
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_said(rules: object, said: str) -> None:
@@ -185,5 +186,5 @@ def test_a_function_that_fails_or_takes_nothing_is_one_sentence() -> None:
 def test_one_exactness_may_be_given_as_a_word() -> None:
     graph = taso.new_graph()
     graph.relu(graph.new_input(dims=(2, 3)))
-    with pytest.raises(taso.TasoError, match="exactness 'nope'"):
+    with pytest.raises(SearchError, match="exactness is a list of .*'nope' is none of these"):
         taso.optimize(graph, exactness="nope")

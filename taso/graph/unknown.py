@@ -39,14 +39,16 @@ class UnknownFraction(Fraction):
 
 
 class UnknownReal(float):
-    """A float attribute of which nothing is known but its name."""
+    """A float attribute of which nothing is known but its name, and some numbers that it is not."""
 
-    def __new__(cls, name: str) -> UnknownReal:
+    def __new__(cls, name: str, other_than: tuple[float, ...] = ()) -> UnknownReal:
         self = super().__new__(cls, "nan")
         self.name = name
+        self.other_than = other_than
         return self
 
     name: str
+    other_than: tuple[float, ...]
 
     @property
     def exact(self) -> UnknownFraction:

@@ -61,6 +61,8 @@ def _packaged() -> dict[tuple[object, ...], Rule]:
 
 def read(path: str | os.PathLike[str]) -> list[Rule]:
     """The rules of a file (protocol buffers, or text where the name ends in .rules), as they stand there."""
+    if not os.fspath(path):
+        raise RuleError("the name of the rule file is empty")
     if str(path).endswith(".rules"):
         try:
             text = Path(path).read_text(encoding="utf-8")

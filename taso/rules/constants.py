@@ -19,6 +19,7 @@ from taso.graph.operator import REQUIRED, Array, Attrs, AttrValue, Operator, Req
 from taso.graph.ops.common import output_loops, single_axes
 from taso.graph.ops.elementwise import constant
 from taso.graph.types import TensorType
+from taso.graph.unknown import UnknownFraction
 
 ShapeOf = Callable[[Attrs], tuple[int, ...]]
 _ONE = Const(Fraction(1))
@@ -33,13 +34,21 @@ def _define(
         dims = shape(attrs)
         if any(d < 0 for d in dims):
             raise GraphError(f"{name}: {dims} is no shape")
-        return (TensorType(attrs.dtype("dtype"), dims),)
+        dtype, content = attrs.dtype("dtype"), body(attrs)
+        if not dtype.is_float and isinstance(content, Const) and _fractional(content.value):
+            raise GraphError(f"{name}: {content.value} is no number of {dtype.name}")
+        return (TensorType(dtype, dims),)
 
     def meaning(types: Types, attrs: Attrs) -> tuple[Meaning, ...]:
         return (Meaning(single_axes(output_loops(shape(attrs))), body(attrs)),)
 
     attributes: dict[str, AttrValue | Required] = {**dict.fromkeys((*needed, "dtype"), REQUIRED), **(optional or {})}
     return register(Operator(name, infer, attributes, meaning=meaning, arity=(0, 0), internal=True))
+
+
+def _fractional(value: Fraction) -> bool:
+    """Whether it is known that a number is not whole."""
+    return not isinstance(value, UnknownFraction) and value.denominator != 1
 
 
 def _kernel_shape(attrs: Attrs) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from taso.graph.errors import GraphError, RuleError
 from taso.graph.ops.common import broadcast
 from taso.graph.ops.movement import divide_exactly
 from taso.graph.types import Dim, DType, SymDim, TensorType, ceil_div, show_shape
+from taso.graph.unknown import UnknownInteger, UnknownReal
 
 Value = Union[None, bool, int, float, str, DType, SymDim, tuple["Value", ...]]
 Array = NDArray[np.generic]
@@ -289,6 +290,15 @@ def exact_number(expr: Expr) -> Fraction | None:
     return operation(left, right)
 
 
+def leaves(value: Value) -> Iterator[Value]:
+    """All that stands in a value and is no tuple."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
 def literal(value: Value) -> Expr:
     """The expression that stands for a value without symbols."""
     if isinstance(value, tuple):
@@ -321,8 +331,16 @@ def _split_args(call: Call) -> tuple[list[Name], list[Expr]]:
 def _int(value: Value, what: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    kind = DependsOnSymbols if isinstance(value, SymDim) else ExpressionError
+    kind = DependsOnSymbols if isinstance(value, (SymDim, UnknownReal)) else ExpressionError
     raise kind(f"{what} must be an integer, not {show_value(value)}")
+
+
+def _position(value: Value, what: str) -> int:
+    """An integer that something is counted off by, which an unknown one cannot do."""
+    found = _int(value, what)
+    if isinstance(found, UnknownInteger):
+        raise DependsOnSymbols(f"{what} depends on a size that is not known")
+    return found
 
 
 def _dim(value: Value, what: str) -> Dim:
@@ -351,7 +369,7 @@ def _shape_of(env: Environment, tensor: str) -> tuple[Dim, ...]:
 
 
 def _dim_of(env: Environment, tensors: Sequence[str], values: Sequence[Value]) -> Result:
-    dims, axis = _shape_of(env, tensors[0]), _int(values[0], "an axis")
+    dims, axis = _shape_of(env, tensors[0]), _position(values[0], "an axis")
     if not -len(dims) <= axis < len(dims):
         raise ExpressionError(f"'{tensors[0]}' has no axis {axis}: its shape is {show_shape(dims)}")
     return dims[axis]
@@ -379,7 +397,12 @@ def _filled(env: Environment, tensors: Sequence[str], values: Sequence[Value]) -
     if not isinstance(wanted, (int, float)):
         raise ExpressionError(f"filled() compares with a number, not {show_value(wanted)}")
     array = env.content(tensors[0]) if env.is_weight(tensors[0]) else None
-    return array is not None and bool(np.all(array == np.asarray(wanted).astype(array.dtype)))
+    if array is None:
+        return False
+    given = np.asarray(wanted)
+    # a decimal is rounded as the weight was, but no weight of integers holds ½
+    rounded = given.astype(array.dtype) if DType.from_numpy(array.dtype).is_float else given
+    return bool(np.all(array == rounded))
 
 
 def _broadcasts_to(env: Environment, tensors: Sequence[str], values: Sequence[Value]) -> Result:
@@ -416,7 +439,7 @@ def _inverse(env: Environment, tensors: Sequence[str], values: Sequence[Value]) 
 
 
 def _permutation(value: Value) -> tuple[int, ...]:
-    p = _ints(value, "a permutation")
+    p = tuple(_position(v, "an element of a permutation") for v in _tuple(value, "a permutation"))
     if sorted(p) != list(range(len(p))):
         raise ExpressionError(f"{p} is not a permutation")
     return p
@@ -445,7 +468,7 @@ def _same_pads(env: Environment, tensors: Sequence[str], values: Sequence[Value]
 
 
 def _range(env: Environment, tensors: Sequence[str], values: Sequence[Value]) -> Result:
-    numbers = [_int(v, "an argument of range") for v in values]
+    numbers = [_position(v, "an argument of range") for v in values]
     if len(numbers) == 3 and numbers[2] == 0:
         raise ExpressionError("range() with step 0")
     made = range(*numbers)
@@ -486,8 +509,11 @@ def _ceil_div(env: Environment, tensors: Sequence[str], values: Sequence[Value])
 
 
 def _is_static(env: Environment, tensors: Sequence[str], values: Sequence[Value]) -> Result:
-    given = values[0]
-    return all(not isinstance(v, SymDim) for v in (given if isinstance(given, tuple) else (given,)))
+    """Whether a dimension, or all of a tuple, are numbers; undecided of sizes that stand for symbols as well."""
+    given = values[0] if isinstance(values[0], tuple) else (values[0],)
+    if any(isinstance(v, UnknownInteger) for v in given):
+        return UNDECIDED
+    return all(not isinstance(v, SymDim) for v in given)
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -549,9 +575,18 @@ def equal(a: Value, b: Value) -> bool | Undecided:
             return False
         difference = a - b
         return UNDECIDED if isinstance(difference, SymDim) else difference == 0
+    if isinstance(a, UnknownReal) or isinstance(b, UnknownReal):
+        return _equal_to_unknown(a, b)
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return a == b
     return type(a) is type(b) and a == b
+
+
+def _equal_to_unknown(a: Value, b: Value) -> bool | Undecided:
+    if not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
+        return False
+    ruled_out = isinstance(a, UnknownReal) and b in a.other_than or isinstance(b, UnknownReal) and a in b.other_than
+    return False if ruled_out else UNDECIDED
 
 
 def _less(a: Value, b: Value, strictly: bool) -> bool | Undecided:
@@ -559,6 +594,8 @@ def _less(a: Value, b: Value, strictly: bool) -> bool | Undecided:
         difference = _dim(a, "what is compared") - _dim(b, "what is compared")
         return UNDECIDED if isinstance(difference, SymDim) else difference < 0 if strictly else difference <= 0
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        if isinstance(a, UnknownReal) or isinstance(b, UnknownReal):
+            return UNDECIDED
         return a < b if strictly else a <= b
     raise ExpressionError(f"{show_value(a)} and {show_value(b)} have no order")
 
@@ -614,7 +651,7 @@ def evaluate(expr: Expr, env: Environment) -> Result:
     if isinstance(expr, Unary):
         return _unary(expr, env)
     if isinstance(expr, Choice):
-        return evaluate(expr.then if _bool(evaluate(expr.test, env)) else expr.otherwise, env)
+        return evaluate(expr.then if _bool(value_of(expr.test, env)) else expr.otherwise, env)
     return _element(expr, env)
 
 
@@ -647,6 +684,8 @@ def _unary(expr: Unary, env: Environment) -> Result:
     if expr.op == "not":
         return _not(evaluate(expr.operand, env))
     value = value_of(expr.operand, env)
+    if isinstance(value, UnknownReal):
+        raise DependsOnSymbols(f"{expr} is computed with a number that is not known")
     if isinstance(value, (int, float, SymDim)) and not isinstance(value, bool):
         return -value
     raise ExpressionError(f"{show_value(value)} has no negative")
@@ -666,6 +705,8 @@ def _arithmetic(op: str, a: Value, b: Value) -> Value:
     for operand in (a, b):
         if isinstance(operand, bool) or not isinstance(operand, (int, float)):
             raise ExpressionError(f"{show_value(operand)} is not a number")
+        if isinstance(operand, UnknownReal):
+            raise DependsOnSymbols("an expression computes with a number that is not known")
     try:
         result = _NUMERIC[op](a, b)  # type: ignore[arg-type]  # both were found to be numbers above
     except (ZeroDivisionError, OverflowError) as error:
@@ -679,7 +720,7 @@ def _joined(op: str, a: Value, b: Value) -> Value:
     if op == "+" and isinstance(a, tuple) and isinstance(b, tuple) and len(a) + len(b) <= _LONGEST:
         return a + b
     if op == "*" and isinstance(a, tuple):
-        count = _int(b, "a number of copies")
+        count = _position(b, "a number of copies")
         if len(a) * count <= _LONGEST:
             return a * count
     raise ExpressionError(f"{show_value(a)} {op} {show_value(b)} has no value")
@@ -706,11 +747,12 @@ def _symbolic(op: str, a: Dim, b: Dim) -> Value:
 def _element(expr: Index | Span, env: Environment) -> Value:
     base = _tuple(value_of(expr.base, env), "what is indexed")
     if isinstance(expr, Index):
-        position = _int(value_of(expr.index, env), "an index")
+        position = _position(value_of(expr.index, env), "an index")
         if not -len(base) <= position < len(base):
             raise ExpressionError(f"{show_value(base)} has no element {position}")
         return base[position]
-    ends = [None if e is None else _int(value_of(e, env), "a bound") for e in (expr.start, expr.stop, expr.step)]
+    bounds = (expr.start, expr.stop, expr.step)
+    ends = [None if e is None else _position(value_of(e, env), "a bound") for e in bounds]
     if ends[2] == 0:
         raise ExpressionError("a slice with step 0")
     return base[slice(*ends)]

@@ -153,6 +153,8 @@ def _write_certificate(certificate: Certificate) -> pb.Certificate:
         message.seed = certificate.seed
     if certificate.trials:
         message.trials = certificate.trials
+    if certificate.dimensions:
+        message.dimensions = certificate.dimensions
     if certificate.error_bound is not None:
         message.error_bound = certificate.error_bound
     for name in ("method", "command", "counterexample", "reason", "digest"):
@@ -222,6 +224,7 @@ def _read_certificate(message: pb.Certificate) -> Certificate:
         _text(message.method), _text(message.command), message.seed if message.HasField("seed") else None,
         message.trials, tuple(message.primes), message.error_bound if message.HasField("error_bound") else None,
         _text(message.counterexample), _text(message.reason), _text(message.digest),
+        message.dimensions,
     )  # fmt: skip
 
 

@@ -12,14 +12,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeGuard
 
 import numpy as np
 
 from taso.graph.errors import DimensionMismatch, TasoError
 from taso.graph.operator import Attrs, AttrValue, Operator
-from taso.graph.types import Dim, DType, FloorDiv, Larger, SymDim, TensorType, substitute, symbols_of
+from taso.graph.types import Dim, DType, SymDim, TensorType, substitute, symbols_of
 from taso.rules.expression import (
+    Array,
     Binary,
     Bindings,
     Call,
@@ -36,23 +36,32 @@ from taso.rules.expression import (
     children,
     evaluate,
     exact_number,
+    leaves,
     show_value,
     tensor_names,
     value_of,
 )  # fmt: skip
 from taso.rules.pattern import PatternNode, Port, Ref, Rule, attribute_value, settled
 from taso.rules.settings import NeedsNumbers, NoDomain, Site, draw_setting
-from taso.rules.solving import solve
+from taso.rules.solving import is_dim, larger_in, solve
 
 Types = tuple[TensorType, ...]
 
 _RANKS = (4, 2, 3, 1, 0, 5)
+MOST_DIMENSIONS = max(_RANKS)
+"""Ranks up to which rules are tried."""
+
 _RANK_CHOICES = 48  # combinations of ranks that are kept
 _STEPS = 120  # equations solved before a drawing is given up
 _REDRAWS = 40  # of a setting that conditions speak of
 _NUMBERINGS = 12  # drawings of numbers for one set of symbols
 _LARGEST = 4000  # elements of a tensor
 _NUMBERS = ("0.5", "0.25", "2", "0.001", "3.5")  # what a tensor of one number may hold
+
+
+def contents_of(fills: Mapping[str, Fraction]) -> dict[str, Array]:
+    """What tensors hold of which all elements are one number: a scalar stands for each."""
+    return {name: np.asarray(float(value)) for name, value in fills.items()}
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,7 @@ class Instance:
 
     @property
     def environment(self) -> Bindings:
-        # a scalar stands for a tensor filled with it
-        contents = {name: np.asarray(float(value)) for name, value in self.fills.items()}
-        return Bindings(self.types, self.attrs, self.weights, contents)
+        return Bindings(self.types, self.attrs, self.weights, contents_of(self.fills))
 
     def __str__(self) -> str:
         shown = [f"{name}: {t}" for name, t in self.types.items()]
@@ -288,8 +295,8 @@ class _Attempt:
         self._known: dict[str, Dim] = {}
         self._types: dict[str, TensorType] | None = None
         self._attrs: dict[str, Value] = {}
-        self._fills = {name: Fraction(rng.choice(_NUMBERS)) for name in _numbers(rule)}
-        self._weights = frozenset(rule.variables) - _not_weights(rule)
+        self._fills = {name: Fraction(rng.choice(_NUMBERS)) for name in asked_numbers(rule)}
+        self._weights = frozenset(rule.variables) - not_weights(rule)
         self._at: tuple[TensorType | None, ...] = ()
         self.drawn = False  # whether anything was left to chance
         self.outputs: list[Types] = []
@@ -303,8 +310,7 @@ class _Attempt:
 
     @property
     def environment(self) -> Bindings:
-        contents = {name: np.asarray(float(value)) for name, value in self._fills.items()}
-        return Bindings(self.types, self._attrs, self._weights, contents)
+        return Bindings(self.types, self._attrs, self._weights, contents_of(self._fills))
 
     def instances(self) -> Iterator[Instance]:
         """Numbers for the symbols such that source and conditions hold."""
@@ -340,7 +346,7 @@ class _Attempt:
             except NoDomain as error:
                 raise Inadmissible(str(error)) from error
             except DimensionMismatch as error:
-                if not (_is_dim(error.left) and _is_dim(error.right) and self._equate(error.left, error.right)):
+                if not (is_dim(error.left) and is_dim(error.right) and self._equate(error.left, error.right)):
                     raise Inadmissible(str(error)) from error
             except TasoError as error:
                 if not self._one_number():
@@ -429,7 +435,7 @@ class _Attempt:
 
     def _concrete_value(self, value: Value) -> None:
         """Draws numbers for the symbols in the value of an attribute, which must not have any."""
-        dims = [v for v in _leaves(value) if isinstance(v, SymDim)]
+        dims = [v for v in leaves(value) if isinstance(v, SymDim)]
         if self._concrete(dims):
             raise _Again
 
@@ -460,12 +466,12 @@ class _Attempt:
     def _equate_values(self, left: Value, right: Value) -> bool:
         if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
             return any(self._equate_values(a, b) for a, b in zip(left, right, strict=True))
-        return _is_dim(left) and _is_dim(right) and left != right and self._equate(left, right)
+        return is_dim(left) and is_dim(right) and left != right and self._equate(left, right)
 
     def _meet_broadcast(self, outputs: Sequence[Types]) -> bool:
         """Where two free sizes broadcast, makes them equal, or one of them 1."""
         for t in (t for types in outputs for t in types):
-            for met in (m for d in t.shape or () for m in _larger_in(d)):
+            for met in (m for d in t.shape or () for m in larger_in(d)):
                 options = [(met.left, met.right), (met.left, 1), (met.right, 1)]
                 self._rng.shuffle(options)
                 self.drawn = True
@@ -513,7 +519,7 @@ class _Attempt:
             size, divisor = (value_of(e, self.environment) for e in (condition.first.left, condition.first.right))
         except ExpressionError:
             return False
-        if not (isinstance(size, SymDim) and _is_dim(divisor)):
+        if not (isinstance(size, SymDim) and is_dim(divisor)):
             return False
         return self._equate(size, divisor * SymDim.named(f"times.{len(self._known)}"))
 
@@ -598,7 +604,7 @@ def _settles(condition: Expr, variable: str, env: Bindings) -> bool:
     return variable in names and names <= env.attrs.keys()
 
 
-def _not_weights(rule: Rule) -> frozenset[str]:
+def not_weights(rule: Rule) -> frozenset[str]:
     """Tensors that a condition wants not to be weights."""
     found: set[str] = set()
     for c in rule.conditions:
@@ -607,40 +613,18 @@ def _not_weights(rule: Rule) -> frozenset[str]:
     return frozenset(found)
 
 
-def _numbers(rule: Rule) -> list[str]:
+def asked_numbers(rule: Rule) -> list[str]:
     """Tensors of which the rule asks for the number that all their elements are."""
     attributes = [e for node in (*rule.source, *rule.target) for _, e in node.attrs]
-    asked = [name for e in (*rule.conditions, *attributes) for name in _asked_numbers(e)]
+    asked = [name for e in (*rule.conditions, *attributes) for name in _numbers_in(e)]
     return list(dict.fromkeys(asked))
 
 
-def _asked_numbers(expr: Expr) -> Iterator[str]:
+def _numbers_in(expr: Expr) -> Iterator[str]:
     if isinstance(expr, Call) and expr.function == "value" and isinstance(expr.args[0], Name):
         yield expr.args[0].name
     for part in children(expr):
-        yield from _asked_numbers(part)
-
-
-def _is_dim(value: object) -> TypeGuard[Dim]:
-    return isinstance(value, SymDim) or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _leaves(value: Value) -> Iterator[Value]:
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _larger_in(dim: Dim) -> Iterator[Larger]:
-    if isinstance(dim, SymDim):
-        for monomial, _ in dim.terms:
-            for atom in monomial:
-                if isinstance(atom, Larger):
-                    yield atom
-                elif isinstance(atom, FloorDiv):
-                    yield from _larger_in(atom.dividend)
+        yield from _numbers_in(part)
 
 
 def _holds(rule: Rule, instance: Instance) -> bool:

@@ -402,6 +402,9 @@ def _reason(view: Searched, rule: Rule, partial: _Partial) -> str:
     if any(view.symbolic_type(v).shape is None for v in (*partial.variables.values(), *mapped)):
         return "the rank of a value is unknown"
     env = bindings(view, rule, partial.variables, partial.attributes)
+    for variable in partial.variables:
+        if reason := _beyond(rule.certificate.dimensions, variable, env.type_of(variable)):
+            return reason
     if rule.exactness is not Exactness.EXACT:
         for variable in partial.variables:
             if not env.type_of(variable).dtype.is_float:
@@ -411,6 +414,13 @@ def _reason(view: Searched, rule: Rule, partial: _Partial) -> str:
         return rule.check_attributes(env, matched) or rule.check_conditions(env) or ""
     except (GraphError, RuleError) as error:
         return str(error)
+
+
+def _beyond(dimensions: int, variable: str, type: TensorType) -> str:
+    """Why no verdict covers a tensor: each holds up to a number of `dimensions`, and of sizes of at least 1."""
+    if 0 < dimensions < type.rank:
+        return f"'{variable}' has {type.rank} dimensions, and the rule is known to hold up to {dimensions}"
+    return f"'{variable}' has a size of 0" if 0 in type.dims else ""
 
 
 def _settled(view: Searched, pattern: PatternNode, node: int) -> Attrs:

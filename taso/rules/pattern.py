@@ -75,7 +75,8 @@ class Certificate:
     """How a status was reached.
 
     `error_bound` bounds the probability that an equation which is false on one of the shapes tried passed there;
-    `counterexample` and `reason` are sentences. `digest` is that of the statement and of the definitions and gates that
+    `counterexample` and `reason` are sentences; `dimensions` is how many a variable may have for the verdict to hold of
+    it, 0 where that is not said. `digest` is that of the statement and of the definitions and gates that
     judged it (`taso.rules.build`): where it is the same again, so is the verdict.
     """
 
@@ -88,6 +89,7 @@ class Certificate:
     counterexample: str = ""
     reason: str = ""
     digest: str = ""
+    dimensions: int = 0
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class MapOutput(_message.Message):
     def __init__(self, srcOpId: _Optional[int] = ..., dstOpId: _Optional[int] = ..., srcTsId: _Optional[int] = ..., dstTsId: _Optional[int] = ..., dstVariable: _Optional[str] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("method", "command", "seed", "trials", "primes", "error_bound", "counterexample", "reason", "digest")
+    __slots__ = ("method", "command", "seed", "trials", "primes", "error_bound", "counterexample", "reason", "digest", "dimensions")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Certificate(_message.Message):
     COUNTEREXAMPLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     method: str
     command: str
     seed: int
@@ -106,7 +107,8 @@ class Certificate(_message.Message):
     counterexample: str
     reason: str
     digest: str
-    def __init__(self, method: _Optional[str] = ..., command: _Optional[str] = ..., seed: _Optional[int] = ..., trials: _Optional[int] = ..., primes: _Optional[_Iterable[int]] = ..., error_bound: _Optional[float] = ..., counterexample: _Optional[str] = ..., reason: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    dimensions: int
+    def __init__(self, method: _Optional[str] = ..., command: _Optional[str] = ..., seed: _Optional[int] = ..., trials: _Optional[int] = ..., primes: _Optional[_Iterable[int]] = ..., error_bound: _Optional[float] = ..., counterexample: _Optional[str] = ..., reason: _Optional[str] = ..., digest: _Optional[str] = ..., dimensions: _Optional[int] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("srcOp", "dstOp", "mappedOutput", "name", "condition", "exactness", "status", "certificate", "origin", "id")

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 from taso.graph.ops.movement import divide_exactly
-from taso.graph.types import Dim, Monomial, SymDim, symbols_of
+from taso.graph.types import Dim, FloorDiv, Larger, Monomial, SymDim, symbols_of
+
+
+def is_dim(value: object) -> TypeGuard[Dim]:
+    """Whether a value is a dimension: an integer or a symbolic one."""
+    return isinstance(value, SymDim) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def larger_in(dim: Dim) -> Iterator[Larger]:
+    """The sizes that broadcasting made of two of which it is not known how they meet."""
+    if isinstance(dim, SymDim):
+        for atom in (a for monomial, _ in dim.terms for a in monomial):
+            if isinstance(atom, Larger):
+                yield atom
+            elif isinstance(atom, FloorDiv):
+                yield from larger_in(atom.dividend)
 
 
 def solve(left: Dim, right: Dim, preference: Callable[[str], int]) -> tuple[str, Dim] | None:

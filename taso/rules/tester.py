@@ -27,7 +27,7 @@ from taso.graph.numbers import SCALAR_FUNCTIONS, Float64, Modular
 from taso.graph.operator import Attrs
 from taso.graph.types import DType, TensorType
 from taso.rules import expression
-from taso.rules.instances import Instance, draw_instances, types_of_nodes, with_dtype
+from taso.rules.instances import MOST_DIMENSIONS, Instance, draw_instances, types_of_nodes, with_dtype
 from taso.rules.pattern import Certificate, Exactness, PatternNode, Ref, Rule, Status
 
 Array = NDArray[np.generic]
@@ -76,7 +76,7 @@ def test_rule(rule: Rule, *, trials: int = TRIALS, primes: Sequence[int] = PRIME
         reason = f"{shown} shapes and settings were found that source and conditions admit{passed_over}"
         return _unproved(rule, certificate, reason)
     method = _ORDERED if ordered else _METHOD
-    done = Certificate(method, certificate.command, seed, count, tuple(primes), bound)
+    done = Certificate(method, certificate.command, seed, count, tuple(primes), bound, dimensions=MOST_DIMENSIONS)
     return rule.judged(Status.TESTED, done)
 
 

@@ -29,7 +29,7 @@ Conv(x, w, _, group=g, strides=s) => Add(Conv(x, w, group=g, strides=s), Constan
 """,
     "test",
 )
-CERTIFICATE = Certificate("by hand", "true", 7, 12, (3, 5), 0.25, "x: float[2]", "because")
+CERTIFICATE = Certificate("by hand", "true", 7, 12, (3, 5), 0.25, "x: float[2]", "because", "digest", 5)
 
 
 def _judged() -> list[Rule]:

@@ -23,13 +23,14 @@ from taso.rules.generator import ours as o
 from taso.rules.generator import templates as t
 from taso.rules.generator.arithmetic import PRIME, Values, drawn, fingerprints
 from taso.rules.generator.coverage import derivable_from
-from taso.rules.generator.egraph import EGraph, Limits, follows, minimal, values_of
-from taso.rules.generator.equations import Equation, Node
+from taso.rules.generator.egraph import EGraph, Limits, evaluated, follows, minimal, values_of
+from taso.rules.generator.equations import Equation, Node, Writer
 from taso.rules.generator.generality import generalised
 from taso.rules.generator.levels import Enumeration
 from taso.rules.generator.spaces import MATRIX
 from taso.rules.generator.statement import rewriting, rules
 from taso.rules.generator.templates import Shape, Template
+from taso.rules.generator.universe import Terms
 from taso.rules.instances import Bindings, types_of_nodes
 from taso.rules.pattern import Status
 from taso.rules.text import parse_rule
@@ -115,6 +116,44 @@ def test_no_kept_term_is_a_renaming_of_another(tmp_path: Path) -> None:
         if alone:
             assert not np.intersect1d(keys[rows].min(1), keys[others].min(1)).size
     assert enumeration.counts.renamings > enumeration.counts.graphs / 2
+
+
+DEEP = Space("deep", (t.RELU, t.ADD, t.MATMUL, t.CONCATS[1]), (("x", MATRIX), ("y", MATRIX)), 4)
+
+
+def test_renaming_a_class_is_renaming_its_variables(tmp_path: Path) -> None:
+    """Each class is evaluated again on the tensors of the other variables, and met where the table says."""
+    enumeration = Enumeration(replace(DEEP, size=5), tmp_path)
+    stages = enumeration.stages()
+    for _ in range(4):
+        next(stages)
+    universe = enumeration.universe
+    writer, inputs = Writer(universe), [universe.values(np.array([i])) for i in range(2)]
+    classes = np.arange(len(universe))
+    swapped = universe.renamings_of(classes)[:, 1]
+    assert universe.renamings[1] == (1, 0)
+    rng = np.random.default_rng(0)
+    for number in rng.choice(classes, 300, replace=False).tolist():
+        value = evaluated(writer.of_class(number), DEEP.templates, {0: inputs[1], 1: inputs[0]})
+        assert swapped[number] == universe.find(fingerprints(value))[0]
+    # from four operators on a renaming may be counted as of another size: the case must be met
+    made = Terms(*(universe.column(name)[2:] for name in ("symbol", "left", "right")))
+    assert (universe.counted(made) != universe.column("size")[2:]).any()
+
+
+def test_every_class_of_the_largest_size_is_met_under_one_of_its_names(tmp_path: Path) -> None:
+    """Against all terms, none left out as a renaming: what has an equal among them is kept."""
+    enumeration = Enumeration(DEEP, tmp_path)
+    *_, last = enumeration.stages()
+    universe = enumeration.universe
+    terms = Terms.joined(list(universe.candidates(DEEP.size)))
+    prints = universe.prints(terms)
+    others = universe.prints(universe.of_keys(universe.all_keys(terms)[:, 1]))
+    canonical = np.minimum(prints, others)
+    distinct, count = np.unique(canonical, return_counts=True)
+    wanted = {p for p, c in zip(distinct.tolist(), count.tolist(), strict=True) if c > 2}
+    found = set(universe.prints(last.rows.terms).tolist())
+    assert wanted <= found
 
 
 def test_a_space_gives_the_laws_of_its_operators(small: Generated) -> None:
@@ -313,13 +352,12 @@ def test_a_piece_in_the_place_of_another_is_made_again(small: Generated, tmp_pat
     assert statements(generate(SMALL, folder=tmp_path, general=False)) == statements(small)
 
 
-def test_classes_that_are_damaged_are_one_sentence(tmp_path: Path) -> None:
+def test_classes_that_lie_in_a_folder_are_not_trusted(small: Generated, tmp_path: Path) -> None:
     generate(SMALL, folder=tmp_path, general=False)
     (tmp_path / "universe.pickle").write_bytes(b"\x80nothing")
     for piece in tmp_path.glob("piece-*"):
         piece.unlink()
-    with pytest.raises(RuleError, match="universe.pickle is damaged"):
-        generate(SMALL, folder=tmp_path, general=False)
+    assert statements(generate(SMALL, folder=tmp_path, general=False)) == statements(small)
 
 
 def test_a_folder_that_was_emptied_between_is_filled_anew(small: Generated, tmp_path: Path) -> None:

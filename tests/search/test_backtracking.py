@@ -71,7 +71,7 @@ def test_a_budget_of_zero_gives_the_original_back(formula_backend: FormulaBacken
         ({"alpha": 0.99}, "alpha"), ({"alpha": float("nan")}, "alpha"),
         ({"alpha": "1.05"}, "alpha"), ({"time_limit": -1}, "time limit"),
         ({"time_limit": "soon"}, "time limit"), ({"backend": "cuda!"}, "cuda!"),
-        ({"exactness": ["close"]}, "close"), ({"exactness": "exact"}, "exactness"),
+        ({"exactness": ["close"]}, "close"), ({"exactness": "exactly"}, "exactness"),
         ({"rules": "/nowhere/at/all.pb"}, "/nowhere/at/all.pb"), ({"input_shapes": {"nobody": (1,)}}, "nobody"),
         ({"input_shapes": {"input": (8,)}}, "dimensions"), ({"input_shapes": {"input": (8, 9)}}, "dimension of 8"),
     ],

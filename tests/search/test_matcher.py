@@ -21,7 +21,7 @@ from taso.rules.collection import library
 from taso.rules.constants import IDENTITY_MATRIX, constant_weight
 from taso.rules.expression import parse
 from taso.rules.matcher import Match, Matcher
-from taso.rules.pattern import Rule
+from taso.rules.pattern import Certificate, Rule, Status
 from taso.search.rewrite import Refused
 from taso.search.state import Cycle, State
 
@@ -54,6 +54,36 @@ def spelled_out(state: State, match: Match) -> None:
             assert Counter(said) == Counter(read)
         else:
             assert said == read or state.op(node).has(Trait.SOURCE)
+
+
+# ── what a verdict covers ────────────────────────────────────────────────────────────────────────────────────────
+
+TWICE = rule("Relu(Relu(x)) => Relu(x)")
+
+
+def relu_twice(shape: tuple[int, ...]) -> taso.Graph:
+    graph = taso.new_graph()
+    graph.relu(graph.relu(graph.new_input(dims=shape)))
+    return graph
+
+
+@pytest.mark.parametrize("rank, known, found", [(3, 3, 1), (4, 3, 0), (4, 0, 1), (7, 6, 0)])
+def test_no_rule_applies_to_more_dimensions_than_its_verdict_covers(rank: int, known: int, found: int) -> None:
+    judged = TWICE.judged(Status.PROVED, Certificate(dimensions=known))
+    graph = relu_twice((2,) * rank)
+    assert len(matches(judged, graph)) == found
+    assert found or reasons(judged, graph) == [
+        f"'x' has {rank} dimensions, and the rule is known to hold up to {known}"
+    ]
+
+
+def test_every_packaged_rule_says_how_many_dimensions_its_verdict_covers() -> None:
+    assert {r.certificate.dimensions for r in library()} <= {4, 5, 6}
+
+
+def test_no_rule_applies_to_a_tensor_without_elements() -> None:
+    assert len(matches(TWICE, relu_twice((2, 3)))) == 1
+    assert reasons(TWICE, relu_twice((2, 0))) == ["'x' has a size of 0"]
 
 
 # ── one value, one place ─────────────────────────────────────────────────────────────────────────────────────────

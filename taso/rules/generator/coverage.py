@@ -13,6 +13,8 @@ from taso.rules.generator.generation import Generated
 from taso.rules.generator.templates import Shape, Template
 from taso.rules.taso_files import NUMBERS, Published, PublishedOperator
 
+Goals = list[tuple[Tree, Tree]]
+
 _EFFORTS = (Limits(4, 400), Limits(6, 1500))
 
 
@@ -24,15 +26,17 @@ def derivable(
     False also where the rule uses operators or settings that are not among `templates`.
     """
     templates = [_anywhere(t) for t in templates]
-    for limits in _EFFORTS:
-        for sides, inputs in _readings(published, templates, shapes):
-            graph = EGraph(templates, inputs)
-            goals = [(graph.add(a), graph.add(b)) for a, b in sides]
-            known = [(a, b) for a, b in goals if a is not None and b is not None]
-            if len(known) == len(goals) and follows(graph, known, equations, limits):
-                return True
-            break
-    return False
+    reading = next(_readings(published, templates, shapes), None)
+    if reading is None:
+        return False
+    sides, inputs = reading
+    return any(_derived(sides, EGraph(templates, inputs), equations, limits) for limits in _EFFORTS)
+
+
+def _derived(sides: Goals, graph: EGraph, equations: Sequence[Equation], limits: Limits) -> bool:
+    goals = [(graph.add(a), graph.add(b)) for a, b in sides]
+    known = [(a, b) for a, b in goals if a is not None and b is not None]
+    return len(known) == len(goals) and follows(graph, known, equations, limits)
 
 
 def derivable_from(published: Published, found: Sequence[Generated]) -> bool:
@@ -63,9 +67,6 @@ def _anywhere(template: Template) -> Template:
 
 def _four(x: Shape) -> Shape | None:
     return x if len(x) == 4 else None
-
-
-Goals = list[tuple[Tree, Tree]]
 
 
 def _readings(

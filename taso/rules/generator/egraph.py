@@ -26,6 +26,9 @@ class Limits:
     terms: int = 400
 
 
+LIMITS = Limits()
+
+
 class EGraph:
     """Terms over classes that are joined as they are found to be equal."""
 
@@ -168,14 +171,15 @@ class EGraph:
 def cancels(equation: Equation, templates: Sequence[Template], inputs: Mapping[int, Values]) -> bool:
     """Whether an equation holds only because something is taken away again: see `Template.undone`."""
     without = [t if t.undone is None else replace(t, value=t.undone) for t in templates]
-    left, right = (_value(side, without, inputs) for side in (equation.left, equation.right))
+    left, right = (evaluated(side, without, inputs) for side in (equation.left, equation.right))
     return not np.array_equal(left, right)
 
 
-def _value(tree: Tree, templates: Sequence[Template], inputs: Mapping[int, Values]) -> Values:
+def evaluated(tree: Tree, templates: Sequence[Template], inputs: Mapping[int, Values]) -> Values:
+    """The value of a tree on these tensors."""
     if isinstance(tree, int):
         return inputs[tree]
-    operands = [_value(operand, templates, inputs) for operand in tree.operands]
+    operands = [evaluated(operand, templates, inputs) for operand in tree.operands]
     return templates[tree.template].value(*operands)[tree.port]
 
 
@@ -201,15 +205,8 @@ def follows(graph: EGraph, goals: Sequence[tuple[int, int]], equations: Sequence
     def reached() -> bool:
         return all(graph.find(a) == graph.find(b) for a, b in goals)
 
-    saturate(graph, [way for e in equations for way in usable(e)], limits, reached)
+    saturate(graph, [way for e in equations for way in e.ways], limits, reached)
     return reached()
-
-
-def usable(equation: Equation) -> Iterator[tuple[Node, Tree]]:
-    """The directions in which an equation rewrites: from an operator, to what holds no further variables."""
-    for source, target in ((equation.left, equation.right), (equation.right, equation.left)):
-        if isinstance(source, Node) and set(variables(target)) <= set(variables(source)):
-            yield source, target
 
 
 def minimal(
@@ -221,7 +218,7 @@ def minimal(
     graph is lost.
     """
     order = sorted(range(len(equations)), key=lambda i: (_repeats(equations[i]), equations[i].size, i), reverse=True)
-    ways = [list(usable(e)) for e in equations]
+    ways = [e.ways for e in equations]
     gone: set[int] = set()
     for place in order:
         others = [way for i, w in enumerate(ways) if i != place and i not in gone for way in w]

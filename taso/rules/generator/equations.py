@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Union
 
 from taso.rules.generator.universe import Universe
@@ -33,6 +34,12 @@ class Equation:
     def size(self) -> int:
         """Operators of the larger side."""
         return max(len(operators(side)) for side in (self.left, self.right))
+
+    @cached_property
+    def ways(self) -> tuple[tuple[Node, Tree], ...]:
+        """The directions in which it rewrites: from an operator, to what holds no further variables."""
+        both = (self.left, self.right), (self.right, self.left)
+        return tuple((a, b) for a, b in both if isinstance(a, Node) and set(variables(b)) <= set(variables(a)))
 
 
 def operators(*trees: Tree) -> list[tuple[int, tuple[Tree, ...]]]:
@@ -80,11 +87,3 @@ class Writer:
         template, port = self._symbols[symbol]
         operands = tuple(self.of_class(c) for c in (left, right)[: template.arity])
         return Node(self._numbers[template.name], port, operands)
-
-
-def shown(tree: Tree, names: Mapping[int, str], templates: tuple[str, ...]) -> str:
-    """A tree as text."""
-    if isinstance(tree, int):
-        return names[tree]
-    inner = ", ".join(shown(t, names, templates) for t in tree.operands)
-    return f"{templates[tree.template]}{tree.port or ''}({inner})"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from taso.rules.generator.equations import Equation, Node, Tree, Writer
+from taso.rules.generator.equations import Equation, Tree, Writer
 from taso.rules.generator.levels import Stage
-from taso.rules.generator.pruning import Level
+from taso.rules.generator.pruning import Level, Way
 from taso.rules.generator.universe import Ids, Universe
 
 Holds = Callable[[Equation], bool]
@@ -29,21 +29,26 @@ def find_equations(universe: Universe, stages: Sequence[Stage], holds: Holds) ->
 def _unexplained(universe: Universe, stage: Stage, known: Sequence[Equation], holds: Holds) -> list[Equation]:
     """Equations that join all that is apart, the most general first."""
     level = Level(universe, stage.members, stage.rows, stage.lower)
-    writer, by_root = Writer(universe), _ByRoot(universe)
+    writer, by_symbol = Writer(universe), dict[int, list[Way]]()
+
+    def use(equation: Equation) -> None:
+        ways = level.ways(equation)
+        for way in ways:
+            by_symbol.setdefault(way.symbol, []).append(way)
+        level.apply(ways, level.apart())
+
     for equation in known:
-        by_root.add(equation)
-        level.apply(equation, level.apart())
+        use(equation)
     fresh: list[Equation] = []
     for row in _apart(level, _generality(universe, stage)):
-        if level.explained(row, by_root.equations):
+        if level.explained(row, by_symbol):
             continue
         equation = _equation(writer, level, row)
         if not holds(equation):
             level.refuse(row)
             continue
         fresh.append(equation)
-        by_root.add(equation)
-        level.apply(equation, level.apart())
+        use(equation)
         level.join(row)
     return fresh
 
@@ -60,23 +65,6 @@ def _apart(level: Level, ranked: Ids) -> Iterator[int]:
         place += int(waiting[0])
         yield int(ranked[place])
         place += 1
-
-
-class _ByRoot:
-    """Equations by the symbols at the roots of their sides."""
-
-    def __init__(self, universe: Universe) -> None:
-        self._symbols = {(t.name, port): i for i, (t, port) in enumerate(universe.symbols)}
-        self._templates = universe.space.templates
-        self.equations: dict[int, list[Equation]] = {}
-
-    def add(self, equation: Equation) -> None:
-        roots = {
-            self._symbols[self._templates[side.template].name, side.port]
-            for side in (equation.left, equation.right) if isinstance(side, Node)
-        }  # fmt: skip
-        for root in roots:
-            self.equations.setdefault(root, []).append(equation)
 
 
 def _equation(writer: Writer, level: Level, row: int) -> Equation:

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from taso.graph.errors import RuleError
-from taso.rules.generator.egraph import Limits, cancels, minimal, values_of
+from taso.rules.generator.egraph import LIMITS, Limits, cancels, minimal, values_of
 from taso.rules.generator.equations import Equation, operators, variables
 from taso.rules.generator.finding import find_equations
 from taso.rules.generator.generality import distinct, generalised
 from taso.rules.generator.levels import Counts, Enumeration
+from taso.rules.generator.spelling import spelled
 from taso.rules.generator.statement import rules, splitting
 from taso.rules.generator.universe import Space
 from taso.rules.pattern import Rule, Status
 from taso.rules.tester import repairs, test_rule
-from taso.rules.verifier import verify
+from taso.rules.verifier import prove, verify
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Generated:
 
 
 def generate(
-    space: Space, *, folder: Path | None = None, executor: Executor | None = None, limits: Limits = Limits(),  # noqa: B008
+    space: Space, *, folder: Path | None = None, executor: Executor | None = None, limits: Limits = LIMITS,
     general: bool = True,
 ) -> Generated:  # fmt: skip
     """The proved rules of a space.
@@ -79,22 +80,22 @@ def _generate(space: Space, folder: Path, executor: Executor | None, limits: Lim
     log.info("%s: %d graphs, %d classes", space.name, found.counts.graphs, found.counts.classes)
     judge = _Judge(space, executor)
     equal = sum(len(s.rows) for s in stages)
-    while True:
+    settled = False
+    while not settled:
         equations = find_equations(enumeration.universe, stages, judge.plausible)
         clock.next("found")
-        kept = minimal(equations, space.templates, values_of(space.variables), limits)
-        clock.next("pruned")
-        log.info("%s: %d equations, %d of them independent", space.name, len(equations), len(kept))
-        settled = judge.settle(kept)
+        settled = judge.settle(equations)
         clock.next("proved")
-        if settled:
-            break
+    kept = minimal(equations, space.templates, values_of(space.variables), limits)
+    clock.next("pruned")
+    log.info("%s: %d equations, %d of them independent", space.name, len(equations), len(kept))
     found.equations, found.refused = kept, list(judge.refused)
     found.fell = {
         "renaming": found.counts.renamings, "equal by smaller rules": equal - len(equations),
         "composition of others": len(equations) - len(kept), "not proved": len(judge.refused),
     }  # fmt: skip
-    found.rules = _ordered([*judge.proved(kept), *judge.several(kept), *judge.repaired()])
+    found.rules = _ordered(_mapped(_proved, [*judge.stated(kept), *judge.several(kept)], executor))
+    found.rules = _ordered([*found.rules, *judge.repaired(limits)])
     clock.next("proved")
     if general:
         before = len(found.rules)
@@ -118,7 +119,7 @@ class _Clock:
 
 
 class _Judge:
-    """Tries and proves equations, each once.
+    """Tries and proves equations; what is the same but for the names of its variables once.
 
     An equation whose statements are all trivial, as where an activation is only fused in TASO's format, holds by
     definition; one that cannot be stated as a rule is taken for false, and so is one that holds of numbers only.
@@ -128,7 +129,8 @@ class _Judge:
         self._templates, self._executor = space.templates, executor
         self._inputs = values_of(space.variables)
         self._stated: dict[Equation, list[Rule]] = {}
-        self._verdicts: dict[Equation, list[Rule]] = {}
+        self._tried: dict[str, bool] = {}
+        self._proved: dict[tuple[str, ...], bool] = {}
         self.refused: dict[Equation, None] = {}
 
     def plausible(self, equation: Equation) -> bool:
@@ -136,35 +138,40 @@ class _Judge:
         if equation not in self._stated:
             stated = [] if cancels(equation, self._templates, self._inputs) else rules(equation, self._templates, "")
             self._stated[equation] = stated
-            if all(test_rule(r, trials=_FEW).status is Status.REFUTED for r in stated if not r.trivial) and not any(
-                r.trivial for r in stated
-            ):
+            if not any(rule.trivial or self._passes(rule) for rule in stated):
                 self.refused[equation] = None
         return equation not in self.refused
 
-    def settle(self, equations: Sequence[Equation]) -> bool:
-        """Whether all equations are proved; those that are not are refused from now on."""
-        fresh = [e for e in equations if e not in self._verdicts]
-        stated = [[r for r in self._stated[e] if not r.trivial] for e in fresh]
-        judged = iter(_mapped(_proved, [r for some in stated for r in some], self._executor))
-        for equation, some in zip(fresh, stated, strict=True):
-            self._verdicts[equation] = [next(judged) for _ in some]
-            if some and not any(r.status is Status.PROVED for r in self._verdicts[equation]):
-                self.refused[equation] = None
-        return not any(e in self.refused for e in equations)
+    def _passes(self, rule: Rule) -> bool:
+        name = spelled(rule)
+        if name not in self._tried:
+            self._tried[name] = test_rule(rule, trials=_FEW).status is not Status.REFUTED
+        return self._tried[name]
 
-    def proved(self, equations: Iterable[Equation]) -> list[Rule]:
-        return [r for e in equations for r in self._verdicts[e] if r.status is Status.PROVED]
+    def settle(self, equations: Sequence[Equation]) -> bool:
+        """Whether all equations are proved, each in one direction; those that are not are refused from now on."""
+        names = {e: tuple(spelled(r) for r in self.stated([e])) for e in equations}
+        fresh = {name: self.stated([e]) for e, name in names.items() if name not in self._proved}
+        self._proved.update(zip(fresh, _mapped(_any_proved, list(fresh.values()), self._executor), strict=True))
+        false = [e for e, name in names.items() if not self._proved[name]]
+        self.refused.update(dict.fromkeys(false))
+        return not false
+
+    def stated(self, equations: Iterable[Equation]) -> list[Rule]:
+        """The rules that equations stand for."""
+        return [r for e in equations for r in self._stated[e] if not r.trivial]
 
     def several(self, equations: Iterable[Equation]) -> list[Rule]:
         """What equations say of several outputs at once."""
-        candidates = [splitting(e, self._templates, "") for e in equations]
-        judged = _mapped(_proved, [c for c in candidates if c is not None], self._executor)
-        return [r for r in judged if r.status is Status.PROVED]
+        return [r for e in equations if (r := splitting(e, self._templates, "")) is not None]
 
-    def repaired(self) -> list[Rule]:
-        """What equations that are false as they stand say under one more condition."""
-        refuted = [r for e in self.refused if _linear(e) for r in self._stated[e]]
+    def repaired(self, limits: Limits) -> list[Rule]:
+        """What equations that are false as they stand say under one more condition.
+
+        Of those that follow from one another the most general are asked: what these say holds for the others too.
+        """
+        false = minimal([e for e in self.refused if _linear(e)], self._templates, self._inputs, limits)
+        refuted = distinct(self.stated(false))
         return [r for found in _mapped(_repaired, refuted, self._executor) for r in found]
 
 
@@ -173,6 +180,11 @@ def _linear(equation: Equation) -> bool:
     sides = (equation.left, equation.right)
     used = [list(variables(side)) for side in sides]
     return all(len(set(u)) == len(u) for u in used) and all(o for side in sides for _, o in operators(side))
+
+
+def _any_proved(stated: Sequence[Rule]) -> bool:
+    """Whether one of some rules is proved; where there is none, both sides are one graph."""
+    return not stated or any(prove(rule, SECONDS).done for rule in stated)
 
 
 def _proved(rule: Rule) -> Rule:

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 SHARE = 1 << 22
 """Terms of the largest size that are held in memory at once."""
 
-
 BATCH = 1 << 14
 """Terms that are renamed at once."""
 
@@ -52,7 +51,6 @@ class Counts:
 class Stage:
     """One size, ready for pruning: its terms by class, and for each row the class of smaller terms or -1."""
 
-    size: int
     members: tuple[Terms, Ids]
     rows: Rows
     lower: Ids
@@ -84,14 +82,14 @@ class Enumeration:
         """A size that larger terms are built upon: all its classes are kept."""
         universe, members = self.universe, self._members()
         terms = Terms.joined(list(universe.candidates(size)))
-        classes = universe.add(terms, universe.prints(terms), size)
+        terms, classes = universe.add(terms, universe.prints(terms), size)
         self._terms.append(terms)
         self._classes.append(classes)
         # a class stands for all its renamings
         kept = np.flatnonzero(universe.renamings_of(classes).min(1) == classes)
         self._count(len(terms), len(kept))
         lower = np.where(universe.column("size")[classes] < size, classes, -1)[kept]
-        return _stage(size, members, Rows(terms[kept], classes[kept]), lower)
+        return _stage(members, Rows(terms[kept], classes[kept]), lower)
 
     def _count(self, graphs: int, kept: int) -> None:
         self.counts.graphs += graphs
@@ -100,9 +98,8 @@ class Enumeration:
 
     def _outer(self, size: int) -> Stage:
         """The largest size: made piece by piece, and only what has an equal is kept."""
-        saved = self._folder / "universe.pickle"
-        if not saved.exists():
-            _written(saved, pickle.dumps(self.universe))
+        # what lies there from another run is not trusted
+        _written(self._folder / "universe.pickle", pickle.dumps(self.universe))
         pieces = self.universe.pieces(size)
         work = partial(make_piece, self._folder)
         totals = list(map(work, pieces) if self._executor is None else self._executor.map(work, pieces))
@@ -114,7 +111,7 @@ class Enumeration:
         self.counts.classes += sum(classes for _, _, _, classes in found)
         terms = Terms.joined([f[0] for f in found])
         groups = np.unique(np.concatenate([f[1] for f in found]), return_inverse=True)[1]
-        return _stage(size, self._members(), Rows(terms, groups), np.concatenate([f[2] for f in found]))
+        return _stage(self._members(), Rows(terms, groups), np.concatenate([f[2] for f in found]))
 
     def _share(self, files: Sequence[Path], share: int, shares: int) -> tuple[Terms, Fingerprints, Ids, int]:
         """Of the fingerprints in a share of their range: terms that are not alone, and how many classes are new."""
@@ -164,10 +161,10 @@ def _version(space: Space) -> str:
     return total.hexdigest()[:16]
 
 
-def _stage(size: int, members: tuple[Terms, Ids], rows: Rows, lower: Ids) -> Stage:
+def _stage(members: tuple[Terms, Ids], rows: Rows, lower: Ids) -> Stage:
     _, group, count = np.unique(rows.groups, return_inverse=True, return_counts=True)
     kept = np.flatnonzero((count[group] > 1) | (lower >= 0))
-    return Stage(size, members, rows[kept], lower[kept])
+    return Stage(members, rows[kept], lower[kept])
 
 
 # ── pieces ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,12 +173,9 @@ def _stage(size: int, members: tuple[Terms, Ids], rows: Rows, lower: Ids) -> Sta
 @lru_cache(maxsize=2)
 def _universe(path: Path, written: int) -> Universe:
     """The classes that pieces are built upon, read once by each process; `written` tells one file from the next."""
-    try:
-        universe = pickle.loads(path.read_bytes())
-    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError) as error:
-        raise RuleError(f"{path} is damaged: delete the folder and start again") from error
+    universe = pickle.loads(path.read_bytes())
     if not isinstance(universe, Universe):
-        raise RuleError(f"{path} does not hold the classes of a space: delete the folder and start again")
+        raise RuleError(f"{path} does not hold the classes of a space")
     return universe
 
 
@@ -213,7 +207,10 @@ def _unrenamed(universe: Universe, terms: Terms) -> tuple[Ids, Fingerprints, int
     Terms of one class that differ by a renaming only are all among them, so that no equation between them is lost.
     """
     keys = universe.all_keys(terms)
-    leaders = np.flatnonzero(keys[:, 0] == keys.min(1))
+    least = keys.min(1)
+    # a renaming that is counted as of another size is not enumerated here and cannot stand for this one
+    absent = universe.counted(universe.of_keys(least)) != universe.counted(terms)
+    leaders = np.flatnonzero((keys[:, 0] == least) | absent)
     keys = keys[leaders]
     distinct, place = np.unique(keys, return_inverse=True)
     prints = universe.prints(universe.of_keys(distinct))[place].reshape(keys.shape)

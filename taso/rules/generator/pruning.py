@@ -7,12 +7,12 @@ that stay apart from the representative of their class are the next equations, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from taso.rules.generator.equations import Equation, Node, Tree, variables
+from taso.rules.generator.equations import Equation, Node, Tree
 from taso.rules.generator.universe import Ids, Terms, Universe, looked_up, ranges
 
 
@@ -28,6 +28,17 @@ class Rows:
 
     def __getitem__(self, rows: Ids) -> Rows:
         return Rows(self.terms[rows], self.groups[rows])
+
+
+@dataclass(frozen=True)
+class Way:
+    """A direction in which an equation rewrites: its pattern's symbol, and of each operand its bit or 0."""
+
+    source: Node
+    target: Tree
+    symbol: int
+    commutative: bool
+    operands: tuple[int, ...]
 
 
 class _Segment:
@@ -49,12 +60,18 @@ class Members:
 
     def __init__(self, universe: Universe, terms: Terms, classes: Ids) -> None:
         self._universe = universe
+        self._symbols_of = np.zeros(len(universe), np.int64)
+        self._note(terms, classes)
         self._segments = [_Segment(universe, terms, classes)]
         self._later: list[tuple[Terms, Ids]] = []
+
+    def _note(self, terms: Terms, classes: Ids) -> None:
+        np.bitwise_or.at(self._symbols_of, classes, 1 << terms.symbol % _BITS)
 
     def add(self, terms: Terms, classes: Ids) -> None:
         """Further terms of these classes."""
         self._later.append((terms, classes))
+        self._note(terms, classes)
         if len(self._segments) < _SEGMENTS:
             self._segments.append(_Segment(self._universe, terms, classes))
         else:
@@ -63,14 +80,24 @@ class Members:
 
     def of(self, symbol: int, classes: Ids) -> tuple[Ids, Terms]:
         """The terms of a symbol in each of `classes`: which of `classes`, and the terms."""
-        places, found = [np.empty(0, np.int64)], [Terms.joined([])]
+        places, found = [], []
         for segment in self._segments:
             if symbol in segment.by_symbol:
                 owners, terms = segment.by_symbol[symbol]
-                start, end = np.searchsorted(owners, classes), np.searchsorted(owners, classes, "right")
-                places.append(np.repeat(np.arange(len(classes)), end - start))
-                found.append(terms[ranges(start, end)])
+                start, end = owners.searchsorted(classes), owners.searchsorted(classes, "right")
+                count = end - start
+                if count.any():
+                    places.append(np.repeat(np.arange(len(classes)), count))
+                    found.append(terms[ranges(start, end)])
+        if not found:
+            return np.empty(0, np.int64), Terms.joined([])
         return np.concatenate(places), Terms.joined(found)
+
+    def may_match(self, way: Way, left: int, right: int) -> bool:
+        """False where a term over two classes cannot match, because its operands have no term of the right symbols."""
+        held = [int(self._symbols_of[c]) if c >= 0 else 0 for c in (left, right)]
+        orders = (held, held[::-1]) if way.commutative else (held,)
+        return any(all(bit & has == bit for bit, has in zip(way.operands, order, strict=False)) for order in orders)
 
     def find(self, terms: Terms) -> Ids:
         """The class of each term, -1 where there is none."""
@@ -79,6 +106,7 @@ class Members:
 
 
 _SEGMENTS = 8
+_BITS = 62
 
 
 @dataclass(frozen=True)
@@ -92,6 +120,9 @@ class _Matches:
         return _Matches(self.rows[which], {v: c[which] for v, c in self.bound.items()})
 
 
+_NOTHING = _Matches(np.empty(0, np.int64), {})
+
+
 class Matcher:
     """Finds where a side of an equation matches rows, and what the other side makes of them."""
 
@@ -102,12 +133,21 @@ class Matcher:
     def _symbol(self, node: Node) -> int:
         return self._symbols[self._universe.space.templates[node.template].name, node.port]
 
+    def ways(self, equation: Equation) -> list[Way]:
+        """The directions in which an equation rewrites."""
+        return [self._way(source, target) for source, target in equation.ways]
+
+    def _way(self, source: Node, target: Tree) -> Way:
+        bits = [1 << self._symbol(o) % _BITS if isinstance(o, Node) else 0 for o in source.operands]
+        commutative = self._universe.space.templates[source.template].commutative
+        return Way(source, target, self._symbol(source), commutative, tuple(bits))
+
     def matches(self, pattern: Node, terms: Terms) -> _Matches:
         """All ways in which the pattern matches a row's term."""
         symbol = self._symbol(pattern)
         rows = np.flatnonzero(terms.symbol == symbol)
         if not len(rows):
-            return _Matches(rows, {})
+            return _NOTHING
         return self._operands(pattern, terms[rows], _Matches(rows, {}))
 
     def _operands(self, pattern: Node, terms: Terms, so_far: _Matches) -> _Matches:
@@ -121,9 +161,12 @@ class Matcher:
             state, given = so_far, list(columns[: template.arity])
             for place, operand in enumerate(pattern.operands):
                 state, kept = self._extend(operand, given[place], state)
+                if not len(kept):
+                    break
                 given = [c[kept] for c in given]
-            found.append(state)
-        return found[0] if len(found) == 1 else _joined(found)
+            else:
+                found.append(state)
+        return _NOTHING if not found else found[0] if len(found) == 1 else _joined(found)
 
     def _extend(self, pattern: Tree, classes: Ids, state: _Matches) -> tuple[_Matches, Ids]:
         """The matches that go on where `pattern` stands for `classes`, and which of `state` each comes from."""
@@ -133,6 +176,8 @@ class Matcher:
             kept = np.flatnonzero(state.bound[pattern] == classes)
             return state[kept], kept
         owners, terms = self._members.of(self._symbol(pattern), classes)
+        if not len(owners):
+            return _NOTHING, owners
         # where each match comes from travels along as one more variable
         marked = _Matches(owners, {v: c[owners] for v, c in state.bound.items()})
         result = self._operands(pattern, terms, marked)
@@ -201,14 +246,16 @@ class Level:
             label = label[label]
         self._label = label
 
-    def apply(self, equation: Equation, rows: Ids) -> None:
-        """Joins what an equation makes equal to some rows, used from left to right and back."""
-        for source, target in ((equation.left, equation.right), (equation.right, equation.left)):
-            if isinstance(source, int) or not set(variables(target)) <= set(variables(source)):
-                continue
-            found = self._matcher.matches(source, self.rows.terms[rows])
+    def ways(self, equation: Equation) -> list[Way]:
+        """The directions in which an equation rewrites."""
+        return self._matcher.ways(equation)
+
+    def apply(self, ways: Iterable[Way], rows: Ids) -> None:
+        """Joins what an equation makes equal to some rows."""
+        for way in ways:
+            found = self._matcher.matches(way.source, self.rows.terms[rows])
             if len(found.rows):
-                self._merge(*self._targets(target, _Matches(rows[found.rows], found.bound)))
+                self._merge(*self._targets(way.target, _Matches(rows[found.rows], found.bound)))
 
     def _targets(self, target: Tree, matches: _Matches) -> tuple[Ids, Ids]:
         """Pairs of nodes that a side of an equation makes equal."""
@@ -225,11 +272,15 @@ class Level:
             np.concatenate((rows[alike], rows[smaller])), np.concatenate((same[alike], self._root[rows[smaller]]))
         )  # fmt: skip
 
-    def explained(self, row: int, equations: Mapping[int, Sequence[Equation]]) -> bool:
-        """Whether a row follows from equations (by the symbols at their roots), rows joined before taking part."""
+    def explained(self, row: int, ways: Mapping[int, Sequence[Way]]) -> bool:
+        """Whether a row follows from equations (by the symbols of their patterns), rows joined before taking part."""
         self._take_forms()
-        for equation in equations.get(int(self.rows.terms.symbol[row]), ()):
-            self.apply(equation, np.array([row]))
+        terms = self.rows.terms
+        left, right = int(terms.left[row]), int(terms.right[row])
+        for way in ways.get(int(terms.symbol[row]), ()):
+            if not self._members.may_match(way, left, right):
+                continue
+            self.apply((way,), np.array([row]))
             if self._label[row] == self._label[self._root[row]]:
                 return True
         return False
@@ -241,10 +292,10 @@ class Level:
         if not len(rows):
             return
         self._formed |= forms
-        every = self._universe.images(self.rows.terms[rows])
+        keys = self._universe.all_keys(self.rows.terms[rows]).ravel()
         owners = self._universe.renamings_of(self.lower[rows]).ravel()
-        _, first = np.unique(self._universe.keys(every), return_index=True)
-        self._members.add(every[first], owners[first])
+        distinct, first = np.unique(keys, return_index=True)
+        self._members.add(self._universe.of_keys(distinct), owners[first])
 
     def join(self, row: int) -> None:
         """Takes a row as equal to the first form of its group."""

@@ -28,7 +28,7 @@ TASO_IMAGES = Space(
     ),
     (
         *((n, IMAGES) for n in "xyza"), *((n, KERNEL) for n in ("w", "w2")), *((n, NARROW) for n in ("v", "v2")),
-        ("k", DEPTHWISE), *SCALARS,
+        ("k", DEPTHWISE), SCALARS[0],
     ), 3,
 )  # fmt: skip
 """TASO's operators on images and kernels: together with those on matrices, the templates of its published generator."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taso.graph.errors import RuleError
-from taso.rules.generator.egraph import usable
 from taso.rules.generator.equations import Equation, Node, Tree, operators
 from taso.rules.generator.ours import Statement
 from taso.rules.generator.templates import AXIS, Template
@@ -16,7 +15,7 @@ from taso.rules.taso_files import NUMBERS, Published, PublishedOperator, convert
 def rules(equation: Equation, templates: Sequence[Template], origin: str) -> list[Rule]:
     """The rules that an equation stands for, one for each direction that can be written down, trivial ones too."""
     found = []
-    for source, target in usable(equation):
+    for source, target in equation.ways:
         rule = _written([source], [target], templates, origin)
         if rule is not None:
             found.append(rule)

@@ -187,8 +187,6 @@ def _identity_kernel(channels: int) -> Values:
 # ── TASO's own ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 RELU = as_function("relu", NUMBERS["Relu"])
-SIGMOID = as_function("sigmoid", NUMBERS["Sigmoid"])
-TANH = as_function("tanh", NUMBERS["Tanh"])
 ADD = _elementwise("add", NUMBERS["Add"], np.add)
 MUL = _elementwise("mul", NUMBERS["Mul"], np.multiply)
 SCALE = Template("scale", 2, _scaled, partial(reduced, _scale), 19)

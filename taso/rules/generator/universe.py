@@ -158,9 +158,6 @@ class Universe:
             self._images = np.concatenate((self._renamed.rows.astype(np.int64, copy=False), last))
         return self._images[classes]
 
-    def shape_of(self, number: int) -> Shape:
-        return self._shapes[int(self.column("shape")[number])]
-
     def find(self, prints: Fingerprints) -> Ids:
         """The class of each fingerprint, -1 where there is none."""
         known = self._prints.rows[self._order]
@@ -178,29 +175,28 @@ class Universe:
         self._append(Terms(none, none, none), values, prints, 0, none, nodes)
         self._renamed.extend(np.array(self.renamings).T)
 
-    def add(self, terms: Terms, prints: Fingerprints, size: int) -> Ids:
+    def add(self, terms: Terms, prints: Fingerprints, size: int) -> tuple[Terms, Ids]:
         """Makes classes of terms of one size, the first term of a new one its representative; gives each term's class.
 
-        The terms must be all of that size, so that renamings of a term are among them; one that is not stays itself.
+        A renaming of a graph has as many operators, but may be counted as more where its operands are represented by
+        graphs that share less. It is then not among the terms, and is added to them.
         """
-        new = np.flatnonzero(self.find(prints) < 0)
-        first = new[np.sort(np.unique(prints[new], return_index=True)[1])]
-        start = len(self)
+        first = self._first_new(prints)
+        distinct = np.unique(self.all_keys(terms[first]))
+        more = self.of_keys(np.setdiff1d(distinct, self.keys(terms), assume_unique=True))
+        terms, prints = Terms.joined([terms, more]), np.concatenate((prints, self.prints(more)))
+        first, start = self._first_new(prints), len(self)
         self._represent(terms[first], prints[first], size)
-        classes = self.find(prints)
-        keys = self.keys(terms)
+        classes, keys = self.find(prints), self.keys(terms)
         order = np.argsort(keys)
-        own = np.arange(start, len(self))
-        made = Terms(*(self.column(name)[own] for name in ("symbol", "left", "right")))
-        every = self.all_keys(made)
-        images = looked_up(keys[order], classes[order], every)
-        # what operators two graphs share depends on their representatives, so that a renaming may be of another size
-        row, which = np.nonzero(images < 0)
-        if len(row):
-            found = self.find(self.prints(self.of_keys(every[row, which])))
-            images[row, which] = np.where(found >= 0, found, own[row])
-        self._renamed.extend(images)
-        return classes
+        made = Terms(*(self.column(name)[start:] for name in ("symbol", "left", "right")))
+        self._renamed.extend(looked_up(keys[order], classes[order], self.all_keys(made)))
+        return terms, classes
+
+    def _first_new(self, prints: Fingerprints) -> Ids:
+        """The first places of fingerprints that no class has yet."""
+        new = np.flatnonzero(self.find(prints) < 0)
+        return new[np.sort(np.unique(prints[new], return_index=True)[1])]
 
     def _represent(self, terms: Terms, prints: Fingerprints, size: int) -> None:
         operators, nodes = self._operators_of(terms)
@@ -270,6 +266,14 @@ class Universe:
             shared += ((b == a[:, i : i + 1]) & (a[:, i : i + 1] >= 0)).any(1)
         sizes = self.column("size")
         return sizes[left] + sizes[right] - shared
+
+    def counted(self, terms: Terms) -> Ids:
+        """How many operators terms have as they are enumerated, from the representatives of their operands."""
+        inner = np.zeros(len(terms), np.int64)
+        one, two = (terms.left >= 0) & (terms.right < 0), terms.right >= 0
+        inner[one] = self.column("size")[terms.left[one]]
+        inner[two] = self.united_size(terms.left[two], terms.right[two])
+        return inner + 1
 
     # terms
 

@@ -31,6 +31,7 @@ from taso.rules.tester import TRIALS, test_rule
 from taso.rules.text import show_rule
 from taso.rules.verifier.bounded import Exhaustion, exhaust
 from taso.rules.verifier.proof import Proof, prove
+from taso.rules.verifier.small import MOST_DIMENSIONS
 
 SECONDS = 60.0
 """Time allowed for the proof of a rule; it is only ever a way out, and no proof needs all of it."""
@@ -70,7 +71,8 @@ def _not_proved(tested: Rule, proof: Proof, found: Exhaustion | None) -> Rule:
         )
     if found.done:
         method = f"polynomial identity over symbolic elements, {found.extent}"
-        return tested.judged(Status.BOUNDED, Certificate(method, command(tested), reason=_joined(reasons)))
+        found_so = Certificate(method, command(tested), reason=_joined(reasons), dimensions=MOST_DIMENSIONS)
+        return tested.judged(Status.BOUNDED, found_so)
     reasons.append(f"not found to hold on small sizes: {found.reason}")
     return tested.judged(tested.status, replace(certificate, reason=_joined(reasons)))
 
@@ -102,7 +104,7 @@ def _certificate(rule: Rule, proof: Proof) -> Certificate:
         f"both sides have the same elements in index notation, all sizes ≥ 1 and numeric settings symbolic, variables "
         f"of up to {proof.dimensions} dimensions, in {cases} of ranks and settings"
     )
-    return Certificate(method, command(rule))
+    return Certificate(method, command(rule), dimensions=proof.dimensions)
 
 
 __all__ = ["SECONDS", "Exhaustion", "Proof", "command", "exhaust", "prove", "verify", "verify_rules"]

@@ -15,7 +15,7 @@ from taso.graph.index import Array, Numbers, evaluate
 from taso.graph.numbers import Float64
 from taso.graph.types import DType, TensorType
 from taso.graph.unknown import UnknownReal
-from taso.rules.expression import Value
+from taso.rules.expression import DependsOnSymbols, Value
 from taso.rules.instances import Instance, types_of_nodes
 from taso.rules.pattern import Exactness, PatternNode, Port, Ref, Rule
 from taso.rules.verifier.forms import Forms, NotPolynomial
@@ -158,6 +158,8 @@ def _sides(
     source = _Side(rule.source, instance)
     try:
         target = _Side(rule.target, instance)
+    except DependsOnSymbols as error:
+        raise NotEnumerable(str(error)) from error
     except TasoError as error:
         raise _Refused(f"{instance}: the source has a value, the target has none: {error}", True) from error
     for place, (old, new) in enumerate(rule.outputs):

@@ -15,7 +15,7 @@ from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case, NotUnderstood, SplitIndex, SplitRange
 from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly, Rational
 from taso.rules.verifier.simplify import Simplifier
-from taso.rules.verifier.terms import Applied, Bound, Element, Entry, Setting, Sum
+from taso.rules.verifier.terms import Applied, Bound, Element, Entry, Largest, Setting, Sum
 
 Index = tuple[Poly, ...]
 Part = TypeVar("Part")
@@ -28,7 +28,11 @@ _IDEMPOTENT = frozenset({"abs", "floor", "ceil", "round", "sign"})
 _KEEPS_ZERO = frozenset({
     "abs", "floor", "ceil", "round", "sign", "tanh", "sqrt", "erf", "sin", "softsign",
 })  # fmt: skip
-_POWERS = frozenset({Fraction(1), Fraction(2), Fraction(3), Fraction(1, 2), Fraction(-1), Fraction(-1, 2)})
+_WHOLE_POWERS = frozenset({Fraction(1), Fraction(2), Fraction(3)})
+_POWERS = _WHOLE_POWERS | {Fraction(1, 2), Fraction(-1), Fraction(-1, 2)}
+# no real number for some arguments: by what is taken of them a side can be undefined
+_PARTIAL = frozenset({"log", "sqrt", "pow", "tan", "asin", "acos", "acosh", "atanh"})
+_LOWEST = "lowest"
 _MOST_SPLITS = 40
 
 
@@ -42,12 +46,17 @@ class Placed:
 
 
 class Elements:
-    """Elements of the values of one side, on one way through the rule."""
+    """Elements of the values of one side, on one way through the rule; `integers` where they can be integers."""
 
-    def __init__(self, case: Case, nodes: Sequence[Placed], fills: Mapping[str, Sum]) -> None:
+    def __init__(self, case: Case, nodes: Sequence[Placed], fills: Mapping[str, Sum], integers: bool) -> None:
         self._case = case
         self._nodes = nodes
         self._fills = fills
+        # a power of integers is rounded where its exponent is negative or a fraction
+        self._powers = _WHOLE_POWERS if integers else _POWERS
+        self._integers = integers
+        self.partial: set[tuple[str, frozenset[str]]] = set()
+        """Functions that have no value for some arguments, with the variables that these are made of."""
         self._simplifier = Simplifier(case)
 
     def at(self, ref: Ref, index: Index) -> Sum:
@@ -196,14 +205,21 @@ class Elements:
         if function == "mul":
             return self._product(args[0], args[1])
         if function in ("div", "reciprocal"):
-            turned = algebra.reciprocal(self._simplifier.sum(args[-1]))
+            divisor = self._simplifier.sum(args[-1])
+            self._note("reciprocal", divisor)
+            turned = algebra.reciprocal(divisor)
             return turned if function == "reciprocal" else self._product(args[0], turned)
         args = [self._simplifier.sum(a) for a in args]
         if function in ("max", "min", "relu"):
             return self._extreme(function, args)
-        if function == "pow" and (exponent := algebra.number_of(args[1])) in _POWERS:
+        if function == "pow" and (exponent := algebra.number_of(args[1])) in self._powers:
             return self._power(args[0], exponent)
         return self._applied(function, args)
+
+    def _note(self, function: str, *args: Sum) -> None:
+        names = frozenset[str]().union(*map(algebra.variables_in, args))
+        if names:
+            self.partial.add((function, names))
 
     def _power(self, base: Sum, exponent: Rational) -> Sum:
         """A power that products, roots and reciprocals say."""
@@ -213,7 +229,7 @@ class Elements:
         made = base
         for _ in range(abs(times.numerator) - 1):
             made = self._product(made, base)
-        return made if times > 0 else algebra.reciprocal(self._simplifier.sum(made))
+        return made if times > 0 else self._call("reciprocal", [made])
 
     def _product(self, left: Sum, right: Sum) -> Sum:
         return algebra.product(left, right, lambda b: (self._case.known.index("bound", b[1]), b[1]))
@@ -221,14 +237,34 @@ class Elements:
     def _extreme(self, function: str, args: Sequence[Sum]) -> Sum:
         if function == "relu":
             guards, inner = self._common_guards(args[0])
-            found = algebra.largest((*algebra.entries_of(inner), Entry((), (), ())))
+            found = algebra.largest((*self._candidates_in(inner, ONE), Entry((), (), ())), self._integers)
             return algebra.guarded(found, guards)
-        if function == "max":
-            return algebra.largest(e for a in args for e in algebra.entries_of(a))
-        # min(a, b) = −max(−a, −b)
-        return algebra.negative(algebra.largest(e for a in args for e in algebra.entries_of(algebra.negative(a))))
+        sign = ONE if function == "max" else -ONE
+        return self._outermost([e for a in args for e in self._candidates_in(a, sign)], sign)
+
+    def _candidates_in(self, terms: Sum, sign: Poly) -> tuple[Entry, ...]:
+        """What `terms` is the largest of, or, where `sign` is −1, the contraries of what it is the smallest of."""
+        if sign == ONE or not self._integers:
+            return algebra.entries_of(algebra.scaled(terms, sign), self._integers)
+        lone = algebra.lone_factor(terms)
+        if isinstance(lone, Applied) and lone.function == _LOWEST:
+            return algebra.entries_of(lone.args[0], True)
+        return (Entry((), (), algebra.negative(terms)),)
+
+    def _outermost(self, entries: Sequence[Entry], sign: Poly) -> Sum:
+        """The largest, or, where `sign` is −1, the smallest of what `entries` are the contraries of.
+
+        min(a, b) = −max(−a, −b) in real numbers. The least of all integers is its own contrary, so that of integers the
+        smallest is a function of its own of what stands for it.
+        """
+        found = algebra.largest(entries, self._integers)
+        if sign != ONE and self._integers and isinstance(algebra.lone_factor(found), Largest):
+            return algebra.of(Applied(_LOWEST, (found,)))
+        return algebra.scaled(found, sign)
 
     def _applied(self, function: str, args: Sequence[Sum]) -> Sum:
+        if function in _PARTIAL:
+            self._note(function, *args)
         lone = algebra.lone_factor(args[0]) if len(args) == 1 else None
         if function in _IDEMPOTENT and isinstance(lone, Applied) and lone.function == function:
             return args[0]
@@ -261,7 +297,7 @@ class Elements:
             sign = ONE if expr.kind == "max" else -ONE
             entries = self._over(ranges, scope, (), lambda s, b: self._candidates(expr.body, node, s, b, sign))
             kept = [e for e in map(self._simplifier.entry, entries) if e is not None]
-            return algebra.scaled(algebra.largest(kept), sign)
+            return self._outermost(kept, sign)
         raise NotUnderstood(f"the reduction '{expr.kind}'")
 
     def _over(
@@ -328,5 +364,5 @@ class Elements:
         if isinstance(body, notation.Read) and body.fill == "least" and sign == ONE:
             guards = self._inside(body.input, body.index, node, scope)
             body = notation.Read(body.input, body.index)
-        value = algebra.scaled(self._simplifier.sum(self._expression(body, node, scope)), sign)
-        return tuple(Entry(e.bound + bound, e.guards + guards, e.value) for e in algebra.entries_of(value))
+        value = self._simplifier.sum(self._expression(body, node, scope))
+        return tuple(Entry(e.bound + bound, e.guards + guards, e.value) for e in self._candidates_in(value, sign))

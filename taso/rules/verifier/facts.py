@@ -417,7 +417,8 @@ class Knowledge:
         self._learnt()
         self._assume_quotients(poly)
         if len(poly.terms) <= 3 and self.nonneg(-poly):
-            self._inequalities.remove(poly)
+            # what followed from it may have replaced it already
+            self._inequalities = [p for p in self._inequalities if p != poly]
             self.assume_zero(poly)
 
     def _assume_quotients(self, poly: Poly) -> None:
@@ -618,7 +619,8 @@ class Knowledge:
             trial._clauses = []
             found = trial._in_cases(clauses, outcome, _DEPTH)
             answer = True if found is _VACUOUS else found if isinstance(found, bool) else None
-            if key is None:
+            if key is None or self.contradictory:
+                # anything follows from a contradiction, which the question does not tell
                 return answer
             self._effort.memory[key] = answer
         known = self._effort.memory[key]

@@ -26,14 +26,15 @@ _Clause = Mapping[str, Sum]
 """Things of which the smallest is taken, by their texts."""
 
 
-def finer(case: Case, terms: Sum) -> Sum:
-    """A sum equal to `terms` in the second normal form."""
-    return Simplifier(case).sum(_Finer(case).sum(Simplifier(case).sum(terms)))
+def finer(case: Case, terms: Sum, integers: bool) -> Sum:
+    """A sum equal to `terms` in the second normal form; of `integers`, which wrap around, orders are left alone."""
+    return Simplifier(case).sum(_Finer(case, integers).sum(Simplifier(case).sum(terms)))
 
 
 class _Finer:
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, integers: bool) -> None:
         self._case = case
+        self._integers = integers
         self._simplifier = Simplifier(case)
 
     def sum(self, terms: Sum) -> Sum:
@@ -79,7 +80,7 @@ class _Finer:
     def _factor(self, factor: Factor) -> Sum:
         if isinstance(factor, Applied):
             args = [self._simplifier.sum(self.sum(a)) for a in factor.args]
-            definition = _DEFINITIONS.get(factor.function)
+            definition = None if self._integers else _DEFINITIONS.get(factor.function)
             if definition is not None:
                 return self.sum(definition(_Algebra(self._times), args))
             if factor.function == "reciprocal":
@@ -90,9 +91,9 @@ class _Finer:
     def _extreme(self, factor: Largest) -> Sum:
         """A maximum in the shorter of its two forms: as itself, or as the negative of the contrary."""
         own = algebra.of(factor)
-        if not _plain(factor):
+        if self._integers or not _plain(factor):
             entries = (Entry(e.bound, e.guards, self._simplifier.sum(self.sum(e.value))) for e in factor.entries)
-            return algebra.largest(entries)
+            return algebra.largest(entries, self._integers)
         found = [self._clauses(own), self._clauses(algebra.negative(own))]
         if None in found:
             return own

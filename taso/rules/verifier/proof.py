@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 from taso.graph.errors import TasoError
 from taso.graph.types import DType, TensorType
+from taso.rules.expression import DependsOnSymbols
 from taso.rules.pattern import Exactness, Ref, Rule
 from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood, Trail
@@ -17,9 +18,15 @@ from taso.rules.verifier.facts import Effort, OutOfTime, TooMuch
 from taso.rules.verifier.finer import finer
 from taso.rules.verifier.polynomials import ONE, ZERO, Poly
 from taso.rules.verifier.simplify import Simplifier
-from taso.rules.verifier.symbolic import SymbolicRule
+from taso.rules.verifier.symbolic import (
+    ELEMENT_TYPES,
+    SymbolicRule,
+    names_element_types,
+    ranks_told_apart,
+    types_depend_on_more,
+)
 
-MOST_DIMENSIONS = (6, 4)
+MOST_DIMENSIONS = (6, 5, 4)
 """Ranks up to which a proof goes: the first of these that takes no more than `_STEPS`, at least the last."""
 
 _STEPS = 80_000
@@ -47,7 +54,10 @@ def prove(rule: Rule, seconds: float, steps: int | None = None) -> Proof:
     proof that is only tried costs little and its outcome does not depend on how fast the machine is.
     """
     deadline = time.monotonic() + seconds
+    apart = ranks_told_apart(rule)
     for most in MOST_DIMENSIONS:
+        if apart > most:
+            return Proof(False, f"it tells ranks up to {apart} apart, and a proof goes up to {most} dimensions")
         try:
             effort = Effort(deadline, _STEPS if steps is None and most != MOST_DIMENSIONS[-1] else steps)
             found = _prove(rule, most, effort)
@@ -88,7 +98,7 @@ def _case(rule: Rule, case: Case, most: int) -> dict[str, int]:
     for place, (old, new) in enumerate(rule.outputs):
         type = symbolic.type_at(old, source.types)
         if type is not None:
-            _same_elements(case, type, (source.nodes, target.nodes), (old, new), symbolic.fills, place)
+            _same_elements(case, type, (source.nodes, target.nodes), (old, new), symbolic, place)
     return symbolic.tensors.ranks
 
 
@@ -102,6 +112,9 @@ def _typed(case: Case, symbolic: SymbolicRule, rule: Rule) -> tuple[SymbolicRule
     """Both sides, found to have the same types."""
     try:
         source = _Side(*symbolic.side(rule.source))
+    except DependsOnSymbols as error:
+        # it may be admitted for some values and not for others
+        raise NotUnderstood(str(error)) from error
     except (TasoError, ZeroDivisionError) as error:
         raise Inadmissible(str(error)) from error
     if case.known.contradictory:
@@ -130,7 +143,7 @@ def _same_type(case: Case, left: TensorType, right: TensorType, place: int) -> N
 
 def _same_elements(
     case: Case, type: TensorType, sides: tuple[Sequence[Placed], Sequence[Placed]], refs: tuple[Ref, Ref],
-    fills: Mapping[str, algebra.Sum], place: int,
+    symbolic: SymbolicRule, place: int,
 ) -> None:  # fmt: skip
     index: list[Poly] = []
     for dim in type.dims:
@@ -138,20 +151,34 @@ def _same_elements(
         if not case.is_nonneg(extent - ONE):
             return
         index.append(ZERO if extent == ONE else Poly.atom(case.known.index("free", extent)))
-    found = []
-    for nodes, ref in zip(sides, refs, strict=True):
-        at = tuple(map(case.known.now, index))
-        found.append(Elements(case, nodes, fills).at(ref, at))
+    found, elements = [], [Elements(case, nodes, symbolic.fills, symbolic.integers) for nodes in sides]
+    for side, ref in zip(elements, refs, strict=True):
+        found.append(side.at(ref, tuple(map(case.known.now, index))))
     simplifier = Simplifier(case)
     # the second side may have made more known than was when the first was written down
     sums = [simplifier.sum(simplifier.sum(side)) for side in found]
     texts = [algebra.text(side, {}) for side in sums]
-    if texts[0] != texts[1] and _finer_text(case, sums[0]) != _finer_text(case, sums[1]):
-        raise _Failure(f"output {place} at ({', '.join(map(str, index))}): {texts[0]}  ≠  {texts[1]}")
+    if texts[0] != texts[1]:
+        opened = [algebra.text(finer(case, side, symbolic.integers), {}) for side in sums]
+        if opened[0] != opened[1]:
+            raise _Failure(f"output {place} at ({', '.join(map(str, index))}): {texts[0]}  ≠  {texts[1]}")
+    new = _named(elements[1].partial) - _named(elements[0].partial)
+    if new:
+        _kept(new, finer(case, sums[1], symbolic.integers), place)
 
 
-def _finer_text(case: Case, side: algebra.Sum) -> str:
-    return algebra.text(finer(case, side), {})
+def _named(partial: Iterable[tuple[str, frozenset[str]]]) -> set[tuple[str, str]]:
+    return {(function, name) for function, names in partial for name in names}
+
+
+def _kept(new: set[tuple[str, str]], result: algebra.Sum, place: int) -> None:
+    """Raises `_Failure` where the target divides by, or takes the root of, what neither the source nor the result does.
+
+    Such a part cancels among real numbers, and where it has no value, the source still has one.
+    """
+    left = {(f.function, name) for f in algebra.applied_in(result) for a in f.args for name in algebra.variables_in(a)}
+    for function, name in sorted(new - left):
+        raise _Failure(f"output {place}: {function} of {name} cancels, and may have no value where the source has one")
 
 
 # ── element types ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,12 +187,13 @@ def _finer_text(case: Case, side: algebra.Sum) -> str:
 def _element_types(rule: Rule, proof: Proof, deadline: float) -> Proof:
     """`proof`, unless another choice of element types is admitted of which it does not hold.
 
-    What type rules say of element types does not depend on sizes, so that one case of each choice is enough. A rule
-    that is not exact applies to floating point alone.
+    What type rules say of element types does not depend on sizes, so that one case of each choice is enough, unless the
+    rule itself makes more of it. A rule that is not exact applies to floating point alone.
     """
-    kinds = [DType.FLOAT, DType.DOUBLE]
-    if rule.exactness is Exactness.EXACT:
-        kinds.append(DType.INT64)
+    exact = rule.exactness is Exactness.EXACT
+    kinds = [DType.FLOAT, DType.DOUBLE, *([DType.INT64] if exact else [])]
+    if names_element_types(rule):
+        kinds = [t for t in ELEMENT_TYPES if exact or t.is_float]
     for choice in product(kinds, repeat=len(rule.variables)):
         reason = _of_types(rule, proof, dict(zip(rule.variables, choice, strict=True)), Effort(deadline))
         if reason:
@@ -175,17 +203,19 @@ def _element_types(rule: Rule, proof: Proof, deadline: float) -> Proof:
 
 def _of_types(rule: Rule, proof: Proof, dtypes: Mapping[str, DType], effort: Effort) -> str:
     """Why the rule does not hold of these element types; "" where it does, or does not apply."""
+    every = types_depend_on_more(rule)
     trail = Trail(effort)
     shown = ", ".join(f"{name}: {dtype.name}" for name, dtype in dtypes.items())
     for _ in trail.ways():
         case = Case(trail)
         try:
-            _typed(case, SymbolicRule(rule, case, proof.dimensions, proof.ranks, dtypes), rule)
+            _typed(case, SymbolicRule(rule, case, proof.dimensions, {} if every else proof.ranks, dtypes), rule)
         except Inadmissible:
             continue
         except (_Failure, NotUnderstood) as failure:
             if not case.known.impossible:
                 return f"{failure} ({shown})"
             continue
-        return ""
+        if not every:
+            return ""
     return ""

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, combinations, permutations, product
-from typing import TypeGuard
 
 import numpy as np
 
 from taso.graph.errors import DimensionMismatch, TasoError
 from taso.graph.operator import Attrs, AttrValue
-from taso.graph.types import Dim, DType, FloorDiv, Larger, SymDim, TensorType, substitute, symbols_of
+from taso.graph.types import Dim, DType, Larger, SymDim, TensorType, substitute, symbols_of
 from taso.graph.unknown import UnknownReal
 from taso.rules.expression import (
     Bindings,
@@ -26,18 +25,17 @@ from taso.rules.expression import (
     Expr,
     ExpressionError,
     Name,
-    Unary,
     Value,
     attribute_names,
-    children,
     evaluate,
     exact_number,
+    leaves,
     tensor_names,
     value_of,
 )  # fmt: skip
-from taso.rules.instances import Instance, types_of_nodes
+from taso.rules.instances import Instance, asked_numbers, contents_of, not_weights, types_of_nodes
 from taso.rules.pattern import PatternNode, Ref, Rule, attribute_value, settled
-from taso.rules.solving import solve
+from taso.rules.solving import is_dim, larger_in, solve
 
 MOST_DIMENSIONS = 4
 """Ranks up to which tensors are looked at."""
@@ -89,11 +87,9 @@ class Small:
         self._largest = largest
         self._spend = spend
         self._fills = _fills(rule)
-        outside = {n for c in rule.conditions if _denies_weight(c) for n in tensor_names(c)}
-        self._weights = frozenset(rule.variables) - outside
-        for expr in (*rule.conditions, *(e for n in (*rule.source, *rule.target) for _, e in n.attrs)):
-            if _asks_for_content(expr):
-                raise NotEnumerable("a setting depends on what a weight holds")
+        self._weights = frozenset(rule.variables) - not_weights(rule)
+        if asked_numbers(rule):
+            raise NotEnumerable("a setting depends on what a weight holds")
 
     def instances(self) -> Iterator[Instance]:
         """Each admissible instance once; raises `NotEnumerable` where choices are not finite or not known."""
@@ -129,7 +125,7 @@ class Small:
 
     def _environment(self, state: _State) -> Bindings:
         types = {n: TensorType(DType.FLOAT, state.shape(n)) for n in state.ranks}
-        return Bindings(types, state.attrs, self._weights, _contents(self._fills))
+        return Bindings(types, state.attrs, self._weights, contents_of(self._fills))
 
     def _by_conditions(self, state: _State) -> _State | None:
         """What follows from a condition, None where nothing does."""
@@ -164,7 +160,7 @@ class Small:
                 if _whatever_sizes(node, inputs, attrs):
                     raise _Dead from error
                 raise self._any_size(inputs, state) from error
-            for met in (m for t in results for d in t.shape or () for m in _larger_in(d)):
+            for met in (m for t in results for d in t.shape or () for m in larger_in(d)):
                 raise self._met(met, state)
             done.append(results)
         return None
@@ -184,7 +180,7 @@ class Small:
     def _equated(
         self, left: object, right: object, inputs: Sequence[TensorType | None], state: _State
     ) -> _State:
-        if not (_is_dim(left) and _is_dim(right)) or (isinstance(left, int) and isinstance(right, int)):
+        if not (is_dim(left) and is_dim(right)) or (isinstance(left, int) and isinstance(right, int)):
             raise _Dead
         solved = solve(left, right, lambda symbol: 0)
         if solved is None:
@@ -194,6 +190,13 @@ class Small:
     def _any_size(self, inputs: Sequence[TensorType | None], state: _State) -> Exception:
         """All values of one symbol that the inputs have; nothing is admitted where they have none."""
         dims = [d for t in reversed(inputs) if t is not None for d in reversed(t.shape or ())]
+        return self._any_value(dims, state)
+
+    def _any_of(self, expr: Expr, state: _State) -> Exception:
+        """All values of one symbol that an expression depends on."""
+        dims = [d for n in sorted(tensor_names(expr)) for d in state.shape(n)]
+        if not any(map(symbols_of, dims)):
+            raise NotEnumerable(f"{expr} depends on a real number")
         return self._any_value(dims, state)
 
     def _any_value(self, dims: Sequence[Dim], state: _State) -> Exception:
@@ -221,10 +224,10 @@ class Small:
             try:
                 value = value_of(expr, self._environment(state))
             except DependsOnSymbols as error:
-                raise self._any_size(inputs, state) from error
+                raise self._any_of(expr, state) from error
             except ExpressionError as error:
                 raise _Dead from error
-            open_dims = [d for d in _leaves(value) if isinstance(d, SymDim)]
+            open_dims = [d for d in leaves(value) if isinstance(d, SymDim)]
             if open_dims:
                 raise self._any_value(open_dims, state)
             given[name] = attribute_value(node.op, name, value)
@@ -263,7 +266,7 @@ class Small:
                         value = value_of(other, self._environment(state))
                     except ExpressionError:
                         continue
-                    if not any(isinstance(d, SymDim) for d in _leaves(value)):
+                    if not any(isinstance(d, SymDim) for d in leaves(value)):
                         return [value]
         return None
 
@@ -396,7 +399,7 @@ def _paired(a: Value, b: Value) -> Iterator[tuple[Dim, Dim]]:
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         for c, d in zip(a, b, strict=True):
             yield from _paired(c, d)
-    elif _is_dim(a) and _is_dim(b):
+    elif is_dim(a) and is_dim(b):
         yield a, b
 
 
@@ -410,39 +413,6 @@ def _fills(rule: Rule) -> dict[str, Fraction]:
                 raise NotEnumerable(f"{c} asks for a number that is not written out")
             found[c.args[0].name] = number
     return found
-
-
-def _contents(fills: Mapping[str, Fraction]) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    return {name: np.asarray(float(value)) for name, value in fills.items()}
-
-
-def _denies_weight(c: Expr) -> bool:
-    return isinstance(c, Unary) and c.op == "not" and isinstance(c.operand, Call) and c.operand.function == "is_weight"
-
-
-def _asks_for_content(expr: Expr) -> bool:
-    return (isinstance(expr, Call) and expr.function == "value") or any(map(_asks_for_content, children(expr)))
-
-
-def _is_dim(value: object) -> TypeGuard[Dim]:
-    return isinstance(value, SymDim) or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _leaves(value: Value) -> Iterator[Value]:
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _larger_in(dim: Dim) -> Iterator[Larger]:
-    if isinstance(dim, SymDim):
-        for atom in (a for monomial, _ in dim.terms for a in monomial):
-            if isinstance(atom, Larger):
-                yield atom
-            elif isinstance(atom, FloorDiv):
-                yield from _larger_in(atom.dividend)
 
 
 # ── all settings ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -13,12 +13,15 @@ from taso.graph.types import DType, Shape, TensorType
 from taso.graph.unknown import UnknownReal
 from taso.rules.expression import (
     Array,
+    Binary,
     Call,
     Compare,
     Expr,
     ExpressionError,
+    Index,
     Literal,
     Name,
+    Span,
     Value,
     attribute_names,
     children,
@@ -26,7 +29,7 @@ from taso.rules.expression import (
     exact_number,
     value_of,
 )  # fmt: skip
-from taso.rules.pattern import PatternNode, Port, Ref, Rule
+from taso.rules.pattern import Exactness, PatternNode, Port, Ref, Rule
 from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case, Inadmissible, NotUnderstood
 from taso.rules.verifier.elements import Placed
@@ -40,6 +43,16 @@ _FLAGS = frozenset({
 _REALS = frozenset({"alpha", "beta", "gamma", "epsilon", "ratio", "bias", "lambd", "value"})
 _WINDOWS = {"strides": 1, "dilations": 1, "kernel_shape": 1, "output_padding": 1, "pads": 2}
 _COUNTS = frozenset({"group", "groups"})
+
+_ALIKE = (DType.FLOAT, DType.DOUBLE, DType.INT64)
+"""Element types that stand for all others where a rule names none: none is like the one before it."""
+
+ELEMENT_TYPES = (*_ALIKE, *(t for t in DType if t not in _ALIKE and (t.is_float or t.is_integer or t is DType.BOOL)))
+"""Those that a rule which names some is tried on, as each of the others may be treated in its own way."""
+
+_OF_NUMBERS = frozenset({"min", "max", "sum", "abs"})
+
+_OF_ELEMENT_TYPES = frozenset({"dtype", "same_dtype", "is_float", "is_integer"})
 
 
 class LazyType(TensorType):
@@ -104,6 +117,11 @@ class SymbolicRule:
         self._attrs: dict[str, Value] = {}
         self._open = list(rule.conditions)
         self.fills: dict[str, Sum] = {}
+
+    @property
+    def integers(self) -> bool:
+        """Whether the rule applies to integers too."""
+        return self._rule.exactness is Exactness.EXACT
 
     # environment of expressions
 
@@ -177,6 +195,8 @@ class SymbolicRule:
         """Whether a condition holds on this way. One that is left out admits more than the rule does."""
         if _speaks_of_weights(condition):
             return self._content(condition)
+        if isinstance(condition, Call) and condition.function == "static":
+            return True
         if isinstance(condition, Call) and condition.function == "broadcasts_to":
             return self._broadcasts(*(value_of(a, self) for a in condition.args))
         if isinstance(condition, Compare) and len(condition.ops) == 1 and condition.ops[0] in _ORDERS:
@@ -216,6 +236,8 @@ class SymbolicRule:
             for b in upper:
                 if not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
                     raise ExpressionError(f"{condition} compares what has no order")
+                if isinstance(a, UnknownReal) or isinstance(b, UnknownReal):
+                    raise NotUnderstood(f"the condition {condition}")
                 if not (a < b if op == "<" else a <= b):
                     return False
         return True
@@ -236,17 +258,18 @@ class SymbolicRule:
         """A setting of which only the kind is known; where it can be one of few, one of them on each way."""
         op, first = node.op, inputs[0] if inputs else None
         if name in _REALS:
-            return UnknownReal(variable)
+            return self._real(variable)
         if name in _FLAGS:
             return self._case.choose(2)
         if name in _COUNTS or (name == "count" and op.name == "MergeGroupConv"):
             return self._case.size(variable, None)
         if name in ("to", "dtype"):
-            return (DType.FLOAT, DType.DOUBLE, DType.INT64)[self._case.choose(3)]
+            every = ELEMENT_TYPES if names_element_types(self._rule) else _ALIKE
+            return every[self._case.choose(len(every))]
         if name == "approximate":
             return ("none", "tanh")[self._case.choose(2)]
         if name in ("min", "max") and op.name == "Clip":
-            return (None, UnknownReal(variable))[self._case.choose(2)]
+            return None if self._case.choose(2) == 0 else self._real(variable)
         if name == "split":
             return self._sizes(variable, node.n_outputs)
         if name == "shape":
@@ -257,6 +280,12 @@ class SymbolicRule:
         if first is not None:
             return self._by_rank(node, name, first, variable)
         raise NotUnderstood(f"it is not known which values {op.name}.{name} can take")
+
+    def _real(self, variable: str) -> float:
+        """One of the numbers that the rule compares the setting with, or any other."""
+        named = tuple(dict.fromkeys(n for e in _expressions(self._rule) for n in _compared_with(e, variable)))
+        chosen = self._case.choose(len(named) + 1)
+        return named[chosen] if chosen < len(named) else UnknownReal(variable, named)
 
     def _by_rank(self, node: PatternNode, name: str, first: TensorType, variable: str) -> Value:
         op, rank = node.op, first.rank
@@ -280,9 +309,7 @@ class SymbolicRule:
 
     def _uses(self, variable: str) -> int:
         """How often an attribute variable stands in the rule."""
-        nodes = (*self._rule.source, *self._rule.target)
-        every = [*self._rule.conditions, *(e for node in nodes for _, e in node.attrs)]
-        return sum(_count(e, variable) for e in every)
+        return sum(_count(e, variable) for e in _expressions(self._rule))
 
     def _sizes(self, variable: str, count: int, least: int | None = None) -> Value:
         return tuple(self._case.size(f"{variable}[{i}]", least) for i in range(count))
@@ -306,7 +333,9 @@ class SymbolicRule:
         for name, expr in node.attrs:
             if name < setting:
                 known = value_of(expr, self)
-                return len(known) if isinstance(known, tuple) else 0
+                # () that a rule writes is short for the first axes; what a name is bound to is written out
+                if isinstance(known, tuple) and (known or isinstance(expr, Name)):
+                    return len(known)
         return self._case.choose(rank + 1)
 
     def _axes(self, rank: int) -> Value:
@@ -354,6 +383,100 @@ def _asked_ranks(rule: Rule, most: int) -> dict[str, int]:
                 found.update((a.name, rank) for a in call.args if isinstance(a, Name))
     return found
 
+
+def ranks_told_apart(rule: Rule) -> int:
+    """Up to which rank a rule treats ranks one by one: a proof that goes no further says nothing of those behind."""
+    asked = [n for c in rule.conditions for n in (_largest_rank(c),) if n is not None]
+    open_ones = [c for c in rule.conditions if _largest_rank(c) is None]
+    held = (n + 1 for e in (*open_ones, *(e for _, e in _settings_of(rule))) for n in _held_against_ranks(e))
+    return max((*asked, *held), default=0)
+
+
+def _largest_rank(c: Expr) -> int | None:
+    """n where a condition admits no rank above n: rank(x) == n, rank(x) <= n."""
+    if not isinstance(c, Compare) or len(c.ops) != 1 or not isinstance(c.rest[0], Literal):
+        return None
+    call, op, most = c.first, c.ops[0], c.rest[0].value
+    if not isinstance(call, Call) or call.function != "rank" or not isinstance(most, int):
+        return None
+    return {"==": most, "<=": most, "<": most - 1}.get(op)
+
+
+def _held_against_ranks(expr: Expr) -> Iterator[int]:
+    """The numbers that numbers of axes are compared or computed with."""
+    if isinstance(expr, (Compare, Binary)) and _counts_axes(expr):
+        yield from _whole_numbers(expr)
+    if isinstance(expr, Span) and isinstance(expr.base, Call) and expr.base.function == "shape":
+        for bound in (expr.start, expr.stop):
+            yield from () if bound is None else _whole_numbers(bound)
+    for part in children(expr):
+        yield from _held_against_ranks(part)
+
+
+def _counts_axes(expr: Expr) -> bool:
+    """Whether the value of an expression is a number of axes, or made of one."""
+    if isinstance(expr, Call):
+        return expr.function in ("rank", "len") or expr.function in _OF_NUMBERS and any(map(_counts_axes, expr.args))
+    return not isinstance(expr, (Index, Span)) and any(map(_counts_axes, children(expr)))
+
+
+def _whole_numbers(expr: Expr) -> Iterator[int]:
+    if isinstance(expr, Literal) and isinstance(expr.value, int):
+        yield abs(expr.value)
+    elif not isinstance(expr, Call) or expr.function in _OF_NUMBERS:
+        for part in children(expr):
+            yield from _whole_numbers(part)
+
+
+# ── element types ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def names_element_types(rule: Rule) -> bool:
+    """Whether a rule treats some element types unlike others that are also floating-point numbers, or integers."""
+    return any(map(_names_a_type, _expressions(rule)))
+
+
+def types_depend_on_more(rule: Rule) -> bool:
+    """Whether ranks, sizes or settings have a say in which element types a rule admits or gives."""
+    given = [e for name, e in _settings_of(rule) if name in ("to", "dtype")]
+    return not all(_of_types_alone(e) for e in (*given, *filter(_speaks_of_types, rule.conditions)))
+
+
+def _expressions(rule: Rule) -> list[Expr]:
+    return [*rule.conditions, *(e for _, e in _settings_of(rule))]
+
+
+def _compared_with(expr: Expr, variable: str) -> Iterator[float]:
+    """The numbers that an expression asks of a variable whether it is one of them."""
+    if isinstance(expr, Compare):
+        sides = (expr.first, *expr.rest)
+        if any(isinstance(e, Name) and e.name == variable for e in sides):
+            numbers = (exact_number(e) for e in sides)
+            yield from (float(n) for n in numbers if n is not None)
+    for part in children(expr):
+        yield from _compared_with(part, variable)
+
+
+def _settings_of(rule: Rule) -> list[tuple[str, Expr]]:
+    return [setting for node in (*rule.source, *rule.target) for setting in node.attrs]
+
+
+def _names_a_type(expr: Expr) -> bool:
+    return (isinstance(expr, Literal) and isinstance(expr.value, DType)) or any(map(_names_a_type, children(expr)))
+
+
+def _speaks_of_types(expr: Expr) -> bool:
+    own = isinstance(expr, Call) and expr.function in _OF_ELEMENT_TYPES
+    return own or _names_a_type(expr) or any(map(_speaks_of_types, children(expr)))
+
+
+def _of_types_alone(expr: Expr) -> bool:
+    if isinstance(expr, Call):
+        return expr.function in _OF_ELEMENT_TYPES
+    return not isinstance(expr, Name) and all(map(_of_types_alone, children(expr)))
+
+
+# ── conditions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 _ORDERS = frozenset({"<", "<=", ">", ">="})
 

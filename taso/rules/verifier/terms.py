@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Union
@@ -280,24 +280,55 @@ def _never(bound: Bound) -> Bound:
     raise NotUnderstood("a reciprocal of a sum of sums")
 
 
-def entries_of(terms: Sum) -> tuple[Entry, ...]:
-    """The candidates whose largest is `terms`."""
+def variables_in(terms: Sum) -> frozenset[str]:
+    """The variables and real settings that a sum is made of."""
+    found: set[str] = set()
+    for factor in _factors_in(terms):
+        if isinstance(factor, Element):
+            found.add(factor.variable)
+        elif isinstance(factor, Setting):
+            found.add(factor.name)
+    return frozenset(found)
+
+
+def applied_in(terms: Sum) -> Iterator[Applied]:
+    """The scalar functions within a sum, at any depth."""
+    yield from (f for f in _factors_in(terms) if isinstance(f, Applied))
+
+
+def _factors_in(terms: Sum) -> Iterator[Factor]:
+    for term in terms:
+        for factor in term.factors:
+            yield factor
+            if isinstance(factor, Applied):
+                for arg in factor.args:
+                    yield from _factors_in(arg)
+            elif isinstance(factor, Largest):
+                for entry in factor.entries:
+                    yield from _factors_in(entry.value)
+
+
+def entries_of(terms: Sum, integers: bool = False) -> tuple[Entry, ...]:
+    """The candidates whose largest is `terms`; of `integers` no multiple, which may wrap around."""
     if len(terms) == 1:
         (term,) = terms
         factor = term.factors[0] if len(term.factors) == 1 and not term.bound and not term.guards else None
         times = term.coefficient.constant
-        if isinstance(factor, Largest) and times is not None and times > 0:
+        if isinstance(factor, Largest) and times is not None and (times == 1 if integers else times > 0):
             by = Poly.number(times)
             return tuple(Entry(e.bound, e.guards, scaled(e.value, by)) for e in factor.entries)
     return (Entry((), (), terms),)
 
 
-def largest(entries: Iterable[Entry]) -> Sum:
-    """The largest of all candidates; of one it is that one. A positive factor that all share stands in front."""
+def largest(entries: Iterable[Entry], integers: bool = False) -> Sum:
+    """The largest of all candidates; of one it is that one. A positive factor that all share stands in front.
+
+    Not so of `integers`: where twice a number wraps around, the largest of two is another one.
+    """
     kept = tuple(entries)
     if len(kept) == 1 and not kept[0].bound and not kept[0].guards:
         return kept[0].value
-    shared = _shared_factor(kept)
+    shared = Fraction(1) if integers else _shared_factor(kept)
     if shared == 1:
         return of(Largest(kept))
     smaller = Poly.number(1 / shared)
