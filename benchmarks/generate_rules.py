@@ -5,7 +5,8 @@
 prints for each space the graphs that were built, how many a second, the time of each step and the rules; then the most
 memory that a process took (this one and its workers apart). With a folder that holds TASO's rule files
 (graph_subst.pb, generated_depth3.pb), it also counts how many of their rules follow from what was found, and how many
-a second the verifier judges. Without names, the two spaces of TASO's operators are taken.
+a second the verifier judges. Without names, the two spaces of TASO's operators are taken. With --enumerate the graphs
+are enumerated and their classes told apart, and nothing is made of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -22,6 +24,8 @@ from taso.rules.collection import read
 from taso.rules.format import read_published
 from taso.rules.generator import SPACES, Generated, generate
 from taso.rules.generator.coverage import derivable_from
+from taso.rules.generator.levels import Enumeration
+from taso.rules.generator.universe import Space
 from taso.rules.pattern import Status
 from taso.rules.verifier import verify_rules
 
@@ -35,11 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("spaces", nargs="*", choices=[*SPACES, []], default=[], metavar="SPACE", help=", ".join(SPACES))
     parser.add_argument("--workers", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--published", type=Path, help="a folder with TASO's rule files")
+    parser.add_argument("--enumerate", action="store_true", help="enumerate only")
     parser.add_argument("--general", action="store_true", help="also make the rules general")
     options = parser.parse_args(arguments)
+    if options.enumerate and (options.published or options.general):
+        parser.error("with --enumerate there are no rules to compare or to make general")
     with ProcessPoolExecutor(options.workers) as executor:
         found = []
         for name in options.spaces or ("taso-matrices", "taso-images"):
+            if options.enumerate:
+                enumerate_only(SPACES[name], executor)
+                continue
             found.append(generate(SPACES[name], executor=executor, general=options.general))
             show(found[-1])
         if options.published is not None:
@@ -48,6 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for who, name in ((resource.RUSAGE_SELF, "this process"), (resource.RUSAGE_CHILDREN, "the largest worker")):
         print(f"most memory of {name}: {resource.getrusage(who).ru_maxrss // MB} MB")
     return 0
+
+
+def enumerate_only(space: Space, executor: Executor) -> None:
+    """How many graphs a space has, and of how many values."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        enumeration = Enumeration(space, Path(folder), executor)
+        alike = sum(len(stage.rows) for stage in enumeration.stages())
+    seconds, counts = time.perf_counter() - start, enumeration.counts
+    print(
+        f"{space.name}: {space.size} operators of {len(space.templates)} templates over {len(space.variables)} "
+        f"variables\n  {counts.graphs} graphs ({counts.graphs / seconds:.0f} a second), {counts.classes} classes, "
+        f"{alike} graphs with an equal, {seconds:.1f} s"
+    )
 
 
 def show(found: Generated) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import taso
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ("resnet50", "nasrnn", "two_branch")
+EXAMPLES = (
+    "resnet50", "resnext50", "nasnet_a", "nasrnn", "bert", "inception_v3", "squeezenet", "two_branch",
+)  # fmt: skip
 
 
 def load(name: str) -> taso.Graph:

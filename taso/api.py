@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from enum import Enum
 from typing import TypeVar, Union
 
@@ -28,10 +29,12 @@ from taso.rules import collection
 from taso.rules.collection import RuleSource
 from taso.rules.pattern import Exactness, Rule
 from taso.rules.writing import rule
-from taso.search import optimize as search
+from taso.search import optimize as optimizing
 from taso.search.backtracking import Limits
+from taso.search.checkpoint import Checkpoint
 from taso.search.optimize import Settings, measuring_sizes, prepare, usable
 from taso.search.result import Report
+from taso.search.strategies import check_name
 from taso.search.verify import random_feeds
 
 log = logging.getLogger(__name__)
@@ -153,6 +156,7 @@ def optimize(
     budget: int = 1000,
     print_subst: bool = False,
     *,
+    search: str = "backtracking",
     backend: str | Backend = "auto",
     threads: int | None = None,
     rules: RuleSource | None = None,
@@ -165,6 +169,11 @@ def optimize(
     never_slower: bool = True,
     seed: int = 0,
     progress: bool | None = None,
+    explain: str | Sequence[str] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
+    search_memory_limit: int | None = None,
+    pieces: bool = True,
+    workers: int | Executor | None = None,
 ) -> Graph:
     """The fastest graph found that computes what `graph` computes; `best.report` says how it came about.
 
@@ -175,6 +184,11 @@ def optimize(
     the result is for these shapes alone, and its inputs, outputs and value infos say so. `verify` compares outputs
     with the original's on random inputs; `never_slower` ends with a measurement of both whole graphs and gives the
     original back unless the best is faster. `graph` itself is never changed.
+
+    `search` is "backtracking" (TASO's), "mcts" (Monte Carlo tree search, which draws from `seed`), "saturation" (all
+    rewrites at once in an e-graph, from which the cheapest graph is taken: exactly where `taso[saturation]` is
+    installed) or "auto" (backtracking, saturation, and backtracking from what that found). `alpha` is for backtracking
+    alone; `budget` bounds the graphs expanded by each search of "auto", and the iterations of saturation.
 
     `rules` are the packaged ones, or one of these, or a list of these, read from left to right:
 
@@ -190,25 +204,63 @@ def optimize(
     not proved are passed over, with a warning; for an equation that is a `RuleError`, which tells the counterexample.
     `rule_statuses` may admit "bounded" and "tested" beside "proved".
 
+    `explain` has the report tell why a rule did not apply: a rule's name (* stands for any letters) or equation, the
+    name of a node or of a value, or a list of these. For each place where the rule's shape fits, on the original graph
+    and on the best one, it says what stands against it or what it would cost (`Report.explanations`).
+
+    `checkpoint` names a file that keeps the state of the search, written every half minute and at the end. Where it is
+    there already, made of the same graph, rules, costs and `alpha`, the search goes on from it and comes to what it
+    would have come to at once; `budget` counts what was expanded before, `time_limit` does not. A file that is damaged
+    or of another search is moved aside, with a warning. `search_memory_limit` is by how many bytes this process may
+    grow while it searches, weights not counted that are there before. Time, memory or Ctrl-C end a search early: the
+    best so far comes back, and the report says what ended it.
+
+    With `pieces` a large graph is cut at narrow places first. Each piece is searched once however often it is repeated,
+    with its neighbours after that, and what is found is applied wherever it holds; the search of the whole graph starts
+    from there. `workers` searches so many pieces at once, each in a process of its own, or on any
+    `concurrent.futures.Executor`; without a time limit the result does not depend on it. A checkpoint keeps whole
+    graphs alone, and with one there are no pieces.
+
+    With `TASO_CHECK_EVERY_STEP=1` in the environment all that a search follows from step to step is recomputed after
+    each and compared, which is slow and for tests: a difference is a `SearchError`.
+
     Raises `SearchError` for settings that make no sense, `RuleError` for rules that cannot be read or used,
     `ModelError` for a model that cannot be read.
     """
     given = _graph(graph)
-    limits = Limits(alpha, budget, time_limit)
+    limits = Limits(alpha, budget, time_limit, memory=search_memory_limit)
+    check_name(search)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
-        given = _same_class(search.frozen(given, input_shapes or {}))
+        given = _same_class(optimizing.frozen(given, input_shapes or {}))
     settings = _settings(given, backend, threads, _usable(rules, exactness, rule_statuses), input_shapes or {})
     settings.limits, settings.verify, settings.never_slower = limits, verify, never_slower
-    settings.seed, settings.progress = seed, progress
-    best, report = search.optimize(given, settings)
+    settings.seed, settings.progress, settings.search = seed, progress, search
+    settings.explain = [explain] if isinstance(explain, str) else explain
+    settings.pieces, settings.workers = pieces, _checked_workers(workers)
+    settings.checkpoint = None if checkpoint is None else Checkpoint(checkpoint).path
+    settings.check_every_step = os.environ.get("TASO_CHECK_EVERY_STEP", "") not in ("", "0")
+    best, report = optimizing.optimize(given, settings)
     best = _same_class(copy.copy(best) if best is given else best)
     best._report = report
     if print_subst:
         for rewrite in report.rewrites:
             print(rewrite.rule)
     return best
+
+
+def _checked_workers(workers: object) -> int | Executor | None:
+    if workers is None or isinstance(workers, Executor):
+        return workers
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MOST_WORKERS:
+        raise SearchError(
+            f"workers is a whole number from 1 to {_MOST_WORKERS}, or a concurrent.futures.Executor, not {workers!r}"
+        )
+    return workers
+
+
+_MOST_WORKERS = 256
 
 
 def _same_class(graph: graphs.Graph) -> Graph:

@@ -15,20 +15,24 @@ from taso.cli_common import (
     add_limits,
     add_seed,
     add_talk,
+    positive,
     print_json,
     progress,
     say,
+    whole,
 )
 from taso.cli_report import check_report_path, document, write_report
 from taso.graph.onnx_export import checked_target
+from taso.search.strategies import SEARCHES
 
 EXAMPLES = (
     ("taso optimize model.onnx -o model.taso.onnx", "optimize for this machine"),
     ("taso optimize model.onnx -o fast.onnx --input image:8x3x224x224 --time-limit 60", "for batches of 8, soon"),
     ("taso optimize model.onnx --dry-run --report report.md", "see what would change, and keep the file as it is"),
+    ("taso optimize model.onnx --dry-run --explain 'merge-*' --explain conv_3", "ask why rules did not apply"),
+    ("taso optimize model.onnx -o fast.onnx --budget 100000 --checkpoint search.taso", "a search that may be resumed"),
     ("taso optimize model.onnx -o fast.onnx -q --json > report.json", "in a script"),
 )
-SEARCHES = ("backtracking",)
 
 
 def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -37,7 +41,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("model", help="the ONNX file to optimize")
     parser.add_argument("-o", "--output", metavar="FILE", help="the ONNX file to write")
     parser.add_argument("--dry-run", action="store_true", help="search and report, but write no model")
-    parser.add_argument("--report", metavar="FILE", help="write a report there: .md or .json")
+    parser.add_argument("--report", metavar="FILE", help="write a report there: .md or .json, or .svg for its picture")
     add_input(parser, "to optimize an input for")
     parser.add_argument("--freeze", action="store_true", help="write a model for the shapes of --input alone")
     _add_search(parser)
@@ -62,8 +66,25 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     add_limits(parser)
     parser.add_argument(
+        "--search-memory-limit", type=positive, metavar="GB", help="stop the search where it has taken so much memory"
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="keep the state of the search there, and go on from it where it is there"
+    )
+    parser.add_argument(
+        "--workers", type=whole(1), metavar="N", help="processes for the pieces of a large graph (default: this one)"
+    )
+    parser.add_argument(
+        "--explain", action="append", default=[], metavar="NAME",
+        help="tell why a rule (by name, pattern or equation) did not apply, or which rules fit at a node; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
         "--rules", metavar="FILE", help="a rule file, or an equation, to use in place of the packaged rules"
     )
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 1e9)
 
 
 def _search(text: str) -> str:
@@ -89,10 +110,11 @@ def run(settings: argparse.Namespace) -> int:
     with progress("reading", settings.quiet):
         graph = taso.load(settings.model)
     best = taso.optimize(
-        graph, alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
+        graph, search=settings.search, alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
         threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
         verify=settings.verify, input_shapes=dict(settings.input), freeze=settings.freeze,
-        progress=False if settings.quiet else None,
+        progress=False if settings.quiet else None, explain=settings.explain, checkpoint=settings.checkpoint,
+        search_memory_limit=_bytes(settings.search_memory_limit), workers=settings.workers,
     )  # fmt: skip
     if output is not None:
         with progress("writing", settings.quiet):

@@ -19,9 +19,10 @@ def check_report_path(path: str) -> None:
     """Raises `TasoError` where no report can be written to `path`: its suffix says the form."""
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
-        raise TasoError("reports in HTML are not part of this version of taso: name a file .md or .json")
+        raise TasoError("reports in HTML are not part of this version of taso: name a file .md, .json or .svg")
     if suffix not in _FORMS:
-        raise TasoError(f"the form of the report follows from the suffix, .md or .json: '{path}' has none of them")
+        forms = ".md, .json or .svg"
+        raise TasoError(f"the form of the report follows from the suffix, {forms}: '{path}' has none of them")
     checked_target(path)
 
 
@@ -49,7 +50,11 @@ def _json(report: Report, model: str, output: str | None) -> str:
     return to_json(document(report, model, output))
 
 
-_FORMS = {".json": _json, ".md": markdown}
+def _svg(report: Report, model: str, output: str | None) -> str:
+    return report.course_svg()
+
+
+_FORMS = {".json": _json, ".md": markdown, ".svg": _svg}
 
 
 def _size(path: str | None) -> int | None:
@@ -82,7 +87,16 @@ def _lines(report: Report, model: str, output: str | None) -> Iterator[str]:
         f"{report.search_seconds:.2f} s of search, of which {report.measuring_seconds:.2f} s measuring "
         f"({report.kernels_measured} kernels measured, {report.kernels_known} known)"
     )
+    if report.phases:
+        yield f"- seconds: {', '.join(f'{phase} {seconds:.2f}' for phase, seconds in report.phases.items())}"
     yield from (f"- {_escaped(message)}" for message in report.messages)
+    if report.explanations:
+        yield "\n## Explained\n\n| rule | graph | | nodes | ms | why |\n| --- | --- | --- | --- | ---: | --- |"
+    for it in report.explanations:
+        change = "" if it.change_ms is None else f"{it.change_ms:+.3f}"
+        why = "; ".join(filter(None, (it.reason, it.not_used)))
+        cells = it.identifier or it.rule or it.asked, it.graph, it.outcome, ", ".join(it.nodes), change, why
+        yield f"| {' | '.join(map(_escaped, cells))} |"
 
 
 def _rewrites(title: str, report: Report, kept: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from taso.backends.select import NAMES
 from taso.cli_contest import FOREIGN
-from taso.cli_optimize import SEARCHES
+from taso.search.strategies import SEARCHES
 
 _KNOWN = {"--backend": NAMES, "--search": SEARCHES, "--on": (*NAMES, *FOREIGN)}
 """Values of options that take others, too, or say more than argparse would of what they do not take."""

@@ -86,3 +86,30 @@ def test_markdown_keeps_what_rules_and_names_say(tmp_path: Path) -> None:
     text = markdown(report, "dir/a*b.onnx", None)
     assert "# a\\*b.onnx, optimized" in text and "`a \\| b => b \\| a`" in text and "a\\_device" in text
     assert "not shown equal" in text
+
+
+def test_why_a_rule_did_not_apply_is_explained(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "r.md"
+    asked = ("--explain", "relu-twice", "--explain", "z", "--explain", "merge-conv")
+    assert optimize(model, "--dry-run", "--json", "--report", report, *asked) == DONE
+    told = capsys.readouterr()
+    found = json.loads(told.out)["explanations"]
+    assert found[0]["outcome"] == "taken" and found[0]["nodes"] == ["Relu 'z'", "Relu 'y'"]
+    assert any("the graph holds no Conv" in e["reason"] for e in found)
+    assert "taken" in told.err and "## Explained" in report.read_text("utf-8")
+    assert optimize(model, "--dry-run", "--explain", "nobody") == FAILED
+    assert "'nobody'" in capsys.readouterr().err
+
+
+def test_a_search_goes_on_from_its_checkpoint(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "search.taso"
+    assert optimize(model, "--dry-run", "--budget", "1", "--checkpoint", file) == DONE
+    assert file.is_file() and "went on" not in capsys.readouterr().err
+    assert optimize(model, "--dry-run", "--checkpoint", file, "--search-memory-limit", "4") == DONE
+    assert "went on from" in " ".join(capsys.readouterr().err.split())
+    assert optimize(model, "--dry-run", "--checkpoint", tmp_path / "no" / "folder") == FAILED
+
+
+def test_a_report_may_be_the_picture_of_the_search(model: Path, tmp_path: Path) -> None:
+    assert optimize(model, "--dry-run", "-q", "--report", tmp_path / "course.svg") == DONE
+    assert (tmp_path / "course.svg").read_text("utf-8").startswith("<svg")

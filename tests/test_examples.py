@@ -35,6 +35,19 @@ def built(name: str) -> taso.Graph:
             (1, 512),
         ),
         ("two_branch", {"Conv": 3, "Relu": 3, "Add": 1}, [(1, 128, 56, 56)], (1, 128, 56, 56)),
+        ("resnext50", {"Conv": 53, "Relu": 53, "Add": 16, "MaxPool": 1}, [(1, 3, 224, 224)], (1, 2048, 7, 7)),
+        (
+            "nasnet_a", {"Conv": 217, "Relu": 37, "Add": 90, "AveragePool": 36, "MaxPool": 4, "Concat": 18},
+            [(1, 3, 224, 224)], (1, 5120, 7, 7),
+        ),
+        (
+            "inception_v3", {"Conv": 94, "Relu": 94, "MaxPool": 4, "AveragePool": 10, "Concat": 15},
+            [(1, 3, 299, 299)], (1, 2048, 1, 1),
+        ),
+        (
+            "squeezenet", {"Conv": 26, "Relu": 26, "MaxPool": 3, "AveragePool": 1, "Concat": 8},
+            [(1, 3, 224, 224)], (1, 1000, 1, 1),
+        ),
     ],
 )  # fmt: skip
 def test_an_example_has_the_operators_and_shapes_of_its_network(
@@ -56,7 +69,53 @@ def test_resnet_shrinks_three_times_and_projects_four_shortcuts() -> None:
     assert windows == {((1, 1), (1, 1)): 33, ((3, 3), (1, 1)): 13, ((3, 3), (2, 2)): 3, ((1, 1), (2, 2)): 3}
 
 
-@pytest.mark.parametrize("name", ["resnet50", "nasrnn", "two_branch", "onnx_file"])
+def test_every_attention_of_bert_is_an_output_of_the_graph() -> None:
+    graph = built("bert")
+    counts = Counter(graph.get_operator_type(op) for op in graph.get_operator_list())
+    assert counts == {"Relu": 1, "MatMul": 48, "Reshape": 32, "Transpose": 32}
+    assert [v.type.static_shape for _, v in graph.outputs] == [(64, 1024)] * 9
+
+
+def test_resnext_works_in_32_groups_and_nasnet_in_one_for_each_channel() -> None:
+    assert groups("resnext50") == {1: 37, 32: 16}
+    assert groups("nasnet_a") == {1: 127, 128: 25, 256: 30, 512: 30, 1024: 5}
+
+
+def groups(name: str) -> Counter[object]:
+    graph = built(name)
+    operators = graph.get_operator_list()
+    return Counter(graph.get_operator_attr(op, "group") for op in operators if graph.get_operator_type(op) == "Conv")
+
+
+SMALL = {
+    "resnet50": {"STAGES": ((1, 8, 1), (1, 16, 2))},
+    "resnext50": {"SIZE": 32, "GROUPS": 4, "STAGES": ((1, 8, 1), (1, 16, 2))},
+    "nasnet_a": {"SIZE": 32, "CHANNELS": 8, "STAGES": 1, "CELLS": 2},
+    "nasrnn": {"STEPS": 1, "HIDDEN": 16},
+    "bert": {"BLOCKS": 1, "TOKENS": 8, "HEADS": 2, "HIDDEN": 16},
+    "inception_v3": {"SIZE": 75},
+    "squeezenet": {"SIZE": 32, "CLASSES": 10},
+    "two_branch": {"CHANNELS": 8, "SIZE": 8},
+}
+"""Settings that make each example a matter of seconds on the slowest backend."""
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_an_example_runs_and_tells_what_came_of_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(name)
+    for setting, value in SMALL[name].items():
+        monkeypatch.setattr(module, setting, value)
+    options = ["--budget", "2", "--alpha", "1.01", "--backend", "reference", "--threads", "1", "--time-limit", "20"]
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    module.main()
+    report = taso.optimize(built(name), 1.01, 2, backend="reference", threads=1, verify=False).report
+    assert "ms" in capsys.readouterr().out
+    assert report.cost_after <= report.cost_before
+
+
+@pytest.mark.parametrize("name", [*sorted(SMALL), "onnx_file"])
 def test_an_example_explains_its_options(name: str) -> None:
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=FOLDER.parent).stdout

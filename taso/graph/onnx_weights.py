@@ -122,6 +122,10 @@ class Filled:
     shape: Weight
 
 
+UNSTORED = Filled(NodeProto(), Weight(TensorType(DType.INT64, (0,)), np.zeros(0, np.int64)))
+"""What stands for the origin of a weight that takes no room in a file, where the file itself is not at hand."""
+
+
 # ── external data ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

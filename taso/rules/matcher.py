@@ -306,13 +306,17 @@ def _unify(view: Searched, rule: Rule, partial: _Partial, place: int, node: int)
     inputs = view.inputs(node)
     if len(inputs) != len(pattern.inputs) or len(view.outputs(node)) != pattern.n_outputs:
         return
+    orders = [tuple(range(len(inputs)))]
+    if pattern.op.has(Trait.COMMUTATIVE) and len(inputs) == 2 and inputs[0] != inputs[1]:
+        orders.append((1, 0))
+    # most nodes are ruled out by the operators around them, which are known sooner than settings are compared
+    orders = [order for order in orders if _made_right(view, rule, pattern, inputs, order)]
+    if not orders:
+        return
     types = [view.symbolic_type(v) if v is not None else None for v in inputs]
     attributes = dict(partial.attributes)
     if pattern.bind(types, view.attrs(node), attributes) is not None:
         return
-    orders = [tuple(range(len(inputs)))]
-    if pattern.op.has(Trait.COMMUTATIVE) and len(inputs) == 2 and inputs[0] != inputs[1]:
-        orders.append((1, 0))
     for order in orders:
         extended = partial.copy()
         extended.attributes = dict(attributes)
@@ -322,6 +326,18 @@ def _unify(view: Searched, rule: Rule, partial: _Partial, place: int, node: int)
         if all(_fits(view, rule, extended, ref, value) for ref, value in pairs):
             if _used_right(view, rule, extended, place, node):
                 yield extended
+
+
+def _made_right(
+    view: Searched, rule: Rule, pattern: PatternNode, inputs: Sequence[int | None], order: Sequence[int]
+) -> bool:
+    """Whether what the pattern reads from operators comes from such ones."""
+    for ref, place in zip(pattern.inputs, order, strict=True):
+        if isinstance(ref, Port):
+            value = inputs[place]
+            if value is None or view.op(view.producer(value)) is not _stands_for(rule.source[ref.node]):
+                return False
+    return True
 
 
 def _unify_constant(view: Searched, rule: Rule, partial: _Partial, place: int, node: int) -> Iterator[_Partial]:

@@ -127,7 +127,7 @@ def _outputs(side: _Side, text: str) -> list[Ref]:
     try:
         tree = ast.parse(" ".join(text.split()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RuleError(f"'{text.strip()[:80]}' cannot be read: {error}") from error
+        raise RuleError(f"'{text.strip()[:80]}' cannot be read: {getattr(error, 'msg', error)}") from error
     return [ref for term in _bars(tree) for ref in side.outputs(term)]
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from taso.backends.base import Backend
 from taso.backends.costs import CostDatabase
 from taso.backends.lowering import Kernel
 from taso.backends.reference import ReferenceBackend
-from taso.graph.errors import BackendError
+from taso.search.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -19,13 +19,28 @@ PENALTY = 1e3
 """Seconds charged for a kernel that cannot run: finite, so that differences of costs stay meaningful."""
 
 
+class Costs(Protocol):
+    """What a search asks of costs."""
+
+    clock: Clock
+
+    @property
+    def device(self) -> str:
+        """What decides about costs beside the kernels themselves."""
+        ...
+
+    def kernel(self, kernel: Kernel) -> float:
+        """Seconds of one run."""
+        ...
+
+
 @dataclass
 class CostModel:
     """Seconds per kernel on one backend.
 
-    `measured` counts kernels that had to be measured, `known` those found in the database, `seconds` the time spent on
-    measuring. A kernel that fails to run costs `PENALTY`: a candidate that needs it is never better. While `lenient`
-    (for the original, which needs what it needs) a formula stands in for such a kernel.
+    `measured` counts kernels that had to be measured, `known` those found in the database; `clock` tells the time spent
+    on costing (formulas, the database) and on measuring. A kernel that fails to run costs `PENALTY`: a candidate that
+    needs it is never better. While `lenient` (for the original, which needs what it needs) a formula stands in for it.
     """
 
     backend: Backend
@@ -33,7 +48,7 @@ class CostModel:
     trace: Callable[[str], None] | None = None
     measured: int = 0
     known: int = 0
-    seconds: float = 0.0
+    clock: Clock = field(default_factory=Clock)
     lenient: bool = False
     failures: dict[str, str] = field(default_factory=dict)
     _device: str = ""
@@ -42,11 +57,17 @@ class CostModel:
     def __post_init__(self) -> None:
         self._device = self.backend.device_key()
 
+    @property
+    def device(self) -> str:
+        """The backend's `device_key`."""
+        return self._device
+
     def kernel(self, kernel: Kernel) -> float:
         """Seconds of one run."""
         found = self._costs.get(kernel)
         if found is None:
-            found = self._costs[kernel] = self._stored(kernel) if self.backend.measures else self._ask(kernel)
+            with self.clock("costing"):
+                found = self._costs[kernel] = self._stored(kernel) if self.backend.measures else self._asked(kernel)
         return found
 
     def _stored(self, kernel: Kernel) -> float:
@@ -54,7 +75,8 @@ class CostModel:
         if stored is not None:
             self.known += 1
             return stored
-        seconds = self._ask(kernel)
+        with self.clock("measuring"):
+            seconds = self._asked(kernel)
         if kernel.key in self.failures:
             return seconds
         self.measured += 1
@@ -62,13 +84,11 @@ class CostModel:
             self.trace(f"measured {seconds * 1e3:.4f} ms  {kernel.key}")
         return self.database.keep_cost(self._device, kernel.key, seconds)
 
-    def _ask(self, kernel: Kernel) -> float:
-        started = time.perf_counter()
+    def _asked(self, kernel: Kernel) -> float:
         try:
             return self.backend.measure(kernel)
-        except (BackendError, MemoryError) as error:
-            self.failures[kernel.key] = str(error)
+        except Exception as error:
+            # whatever a kernel fails with: the search goes on without it, and the report says so
+            self.failures[kernel.key] = str(error) or type(error).__name__
             log.warning("a kernel could not be measured: %s (%s)", kernel.key, error)
             return ReferenceBackend().measure(kernel) if self.lenient else PENALTY
-        finally:
-            self.seconds += time.perf_counter() - started

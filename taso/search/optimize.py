@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from taso.backends.lowering import is_view
+from taso.backends.ordering import planned_peak
 from taso.graph.cut import unrunnable, without_unrunnable
 from taso.graph.errors import BackendError, GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
@@ -15,14 +19,18 @@ from taso.graph.onnx_shapes import fold_shapes, freeze
 from taso.graph.types import Dim, SymDim, symbols_of
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Exactness, Rule, Status
-from taso.search.backtracking import Limits, Outcome, Taken, backtrack
+from taso.search.backtracking import Limits, Outcome, Progress, Taken
 from taso.search.bodies import optimize_bodies
+from taso.search.checkpoint import Checkpoint, Unfit
+from taso.search.clock import Clock
 from taso.search.costs import CostModel
+from taso.search.explain import Explainer, Names, Question, questions
 from taso.search.progress import progress_line
 from taso.search.result import Report, Rewrite, to_graph
 from taso.search.settings import Settings
 from taso.search.state import Setting, State, initial_state
 from taso.search.store import Store, load
+from taso.search.strategies import Search
 from taso.search.verify import Timing, check_program, compare, programs, race, random_feeds
 
 log = logging.getLogger(__name__)
@@ -32,6 +40,13 @@ UNFOLDED = 16 << 20
 """Bytes by which rewrites may make weights grow beyond twice what they were stored in."""
 ADMITTED = (Status.PROVED,)
 """The statuses of rules that are taken where a user does not say otherwise."""
+
+PHASES = (
+    "preparing", "resuming", "searching", "matching", "evaluating", "costing", "measuring", "saving", "explaining",
+    "verifying", "racing",
+)  # fmt: skip
+"""What a search spends its time on. "costing" are formulas and the database, "measuring" is what runs on the target,
+"resuming" and "saving" are for checkpoints, "racing" is the last word; "searching" is what the search does besides."""
 
 LEAST_GAIN = 1e-4
 """Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
@@ -115,7 +130,8 @@ def _bind(name: str, dim: Dim, size: int, sizes: dict[str, int]) -> None:
 def prepare(graph: Graph, settings: Settings) -> Prepared:
     """Puts `graph` into a store and costs it, kernel by kernel."""
     sizes: dict[str, Dim] = dict(settings.sizes)
-    costs = CostModel(settings.backend, settings.database, print if settings.print_measurements else None)
+    trace = print if settings.print_measurements else None
+    costs = CostModel(settings.backend, settings.database, trace, clock=settings.clock)
     store = Store(settings.backend.lowering.layouts, graph.info.opset, sizes)
     setting = Setting(store, settings.backend.lowering, costs)
     classes, nodes = load(store, graph)
@@ -132,9 +148,11 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     whole-graph measurement does not show the best to be faster.
     """
     started = time.perf_counter()
+    settings = replace(settings, clock=Clock())
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
-        graph = _folded(graph, settings, report)
+        with settings.clock("preparing"):
+            graph = _folded(graph, settings, report)
         graph, settings = _with_bodies(graph, settings, report)
         best = _optimized(graph, settings, report)
     except KeyboardInterrupt:
@@ -146,7 +164,14 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     if report.body_rewrites:
         report.decision += f", with {report.body_rewrites} rewrites in bodies"
     report.total_seconds = time.perf_counter() - started
+    report.phases = phases(settings.clock, report.total_seconds)
     return best, report
+
+
+def phases(clock: Clock, total: float) -> dict[str, float]:
+    """Seconds per phase, in the order of a search; "other" is what none of them took of the `total`."""
+    spent = {phase: clock.seconds.get(phase, 0.0) for phase in dict.fromkeys((*PHASES, *clock.seconds))}
+    return {**spent, "other": max(total - sum(spent.values()), 0.0)}
 
 
 def _folded(graph: Graph, settings: Settings, report: Report) -> Graph:
@@ -185,6 +210,7 @@ def _with_bodies(graph: Graph, settings: Settings, report: Report) -> tuple[Grap
 
 def _best_body(graph: Graph, settings: Settings, report: Report) -> Graph:
     """`optimize` for a body: an interruption ends everything and not this body alone."""
+    settings = replace(settings, explain=(), checkpoint=None)
     graph = _folded(graph, settings, report)
     graph, settings = _with_bodies(graph, settings, report)
     return _optimized(graph, settings, report)
@@ -192,28 +218,78 @@ def _best_body(graph: Graph, settings: Settings, report: Report) -> Graph:
 
 def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     started = time.perf_counter()
-    prepared = prepare(graph, settings)
+    with settings.clock("preparing"):
+        prepared = prepare(graph, settings)
+    names = Names(graph, prepared.classes, prepared.state)
+    asked = questions(settings.explain, names, settings.rules)
     report.costs_are_measured = settings.backend.measures
     limits = replace(
         settings.limits, constant_bytes=2 * prepared.state.constant_bytes + UNFOLDED,
         time_limit=_left(settings.limits.time_limit, started),
     )  # fmt: skip
     with progress_line(limits.budget, settings.progress) as line:
-        outcome = backtrack(
-            prepared.state, Matcher(settings.rules), limits, line, settings.check_every_step
-        )
-    _describe(report, prepared, outcome, time.perf_counter() - started)
+        with settings.clock("searching"):
+            prepared, outcome = _searched(graph, settings, prepared, limits, line, report)
+    _describe(report, prepared, outcome, names, time.perf_counter() - started)
+    _explain(report, Explainer(names, outcome, limits, settings.rules), asked, settings)
     if not outcome.path:
         report.decision = _nothing_found(limits, outcome)
         return graph
     try:
         best = to_graph(outcome.best, graph, prepared.classes, type(graph))
         return _decide(graph, best, settings, prepared, outcome, report)
-    except (TasoError, MemoryError) as error:
-        log.warning("the optimized graph could not be used: %s", error)
+    except Exception as error:
+        # whatever a kernel fails with when it runs
+        log.warning("the optimized graph could not be used: %s", error, exc_info=not isinstance(error, TasoError))
         report.decision = f"the optimized graph could not be used ({error}): the original graph"
         report.set_aside, report.rewrites = report.rewrites, []
         return graph
+
+
+def _searched(
+    graph: Graph, settings: Settings, prepared: Prepared, limits: Limits, line: Progress | None, report: Report
+) -> tuple[Prepared, Outcome]:
+    """The search, which goes on from its checkpoint where there is one that fits."""
+    matcher, verify = Matcher(settings.rules), settings.check_every_step
+    search = Search(prepared.state, matcher, limits, line, verify, seed=settings.seed)
+    if settings.checkpoint is None:
+        search.rules = settings.rules if settings.pieces else ()
+        with _workers(settings.workers) as (search.executor, search.workers):
+            return prepared, search.run(settings.search)
+    keeper = search.keeper = Checkpoint(settings.checkpoint)
+    try:
+        outcome = search.run(settings.search)
+    except Unfit as reason:
+        # what it had put into the store by then must not change the numbers of a new beginning
+        keeper.refuse(reason)
+        prepared = prepare(graph, settings)
+        outcome = replace(search, initial=prepared.state).run(settings.search)
+    report.resumed = keeper.resumed
+    report.messages += keeper.messages
+    return prepared, outcome
+
+
+@contextmanager
+def _workers(workers: int | Executor | None) -> Iterator[tuple[Executor | None, int]]:
+    """An executor for so many pieces at once; none for one, which is searched here."""
+    if isinstance(workers, Executor):
+        yield workers, os.cpu_count() or 1
+    elif workers is None or workers == 1:
+        yield None, 1
+    else:
+        with ProcessPoolExecutor(workers) as executor:
+            yield executor, workers
+
+
+def _explain(report: Report, explainer: Explainer, asked: Sequence[Question], settings: Settings) -> None:
+    """Answers what was asked; an interruption leaves the rest unanswered."""
+    try:
+        with settings.clock("explaining"):
+            for explanation in explainer.explain(asked):
+                report.explanations.append(explanation)
+    except KeyboardInterrupt:
+        report.messages.append("interrupted while it was explained why rules did not apply")
+    report.messages += explainer.messages
 
 
 def _left(time_limit: float | None, started: float) -> float | None:
@@ -228,20 +304,23 @@ def _nothing_found(limits: Limits, outcome: Outcome) -> str:
     return f"none of the {tried} rewrites that apply lowers the cost: the original graph is the best found"
 
 
-def _describe(report: Report, prepared: Prepared, outcome: Outcome, seconds: float) -> None:
+def _describe(report: Report, prepared: Prepared, outcome: Outcome, names: Names, seconds: float) -> None:
     statistics = outcome.statistics
     report.cost_before = outcome.initial.cost * 1e3
     report.cost_after = outcome.best.cost * 1e3
     report.kernels_before = kernel_count(outcome.initial)
     report.kernels_after = kernel_count(outcome.best)
-    report.rewrites = [_rewrite(t, outcome.initial) for t in outcome.path]
+    report.rewrites = [_rewrite(t, outcome.initial, names) for t in outcome.path]
     report.near_misses = [(m.match.rule.name, m.change * 1e3) for m in outcome.near_misses]
+    report.search, report.search_details = statistics.search, dict(statistics.details)
     report.expanded = statistics.expanded
     report.candidates = statistics.candidates
     report.duplicates = statistics.duplicates
+    report.refused, report.reused = statistics.refused, statistics.reused
+    report.course = [(second, cost * 1e3) for second, cost in statistics.course]
     report.stopped = statistics.stopped
     report.search_seconds = seconds
-    report.measuring_seconds = prepared.costs.seconds
+    report.measuring_seconds = prepared.costs.clock.seconds.get("measuring", 0.0)
     report.kernels_measured = prepared.costs.measured
     report.kernels_known = prepared.costs.known
     for kernel, reason in prepared.costs.failures.items():
@@ -260,10 +339,9 @@ def kernel_count(state: State) -> int:
     return count
 
 
-def _rewrite(taken: Taken, initial: State) -> Rewrite:
+def _rewrite(taken: Taken, initial: State, names: Names) -> Rewrite:
     rule = taken.match.rule
-    entries = initial.setting.store.entries
-    where = ", ".join(f"{entries[n].op.name}#{n}" for n in taken.match.nodes)
+    where = ", ".join(names.of(initial, n) for n in taken.match.nodes)
     return Rewrite(rule.name, rule.id, where, taken.gain * 1e3, rule.exactness.value, rule.status.value)
 
 
@@ -281,8 +359,10 @@ def _decide(
         report.set_aside, report.rewrites = report.rewrites, []
         return graph
     runnable, candidate = without_unrunnable(graph), without_unrunnable(best)
+    report.peak_before, report.peak_after = (_peak(g, settings) for g in (runnable, candidate))
     if settings.verify:
-        check = compare(runnable, candidate, prepared.sizes, settings.seed)
+        with settings.clock("verifying"):
+            check = compare(runnable, candidate, prepared.sizes, settings.seed)
         report.verified, report.verification, report.relative_error = check.passed, check.reason, check.error
         if not check.passed:
             log.warning("the optimized graph is not used: %s", check.reason)
@@ -293,7 +373,8 @@ def _decide(
         report.decision = f"{len(report.rewrites)} rewrites, not measured as a whole"
         return best
     try:
-        timing = _timing(runnable, candidate, settings, prepared, outcome)
+        with settings.clock("racing"):
+            timing = _timing(runnable, candidate, settings, prepared, outcome)
     except KeyboardInterrupt:
         report.decision = f"{len(report.rewrites)} rewrites; interrupted before the whole graph was measured"
         return best
@@ -308,6 +389,17 @@ def _decide(
     )
     report.set_aside, report.rewrites = report.rewrites, []
     return graph
+
+
+def _peak(graph: Graph, settings: Settings) -> int | None:
+    """Bytes of intermediate values at the sizes measured at; None where these leave sizes open."""
+    try:
+        bound = freeze(graph, dict(settings.sizes), {}) if graph.symbols else graph
+    except TasoError as error:
+        log.info("the memory between kernels is not known: %s", error)
+        return None
+    known = all(v.type.other is None and v.type.static for n in bound.nodes for v in n.outputs)
+    return planned_peak(bound, settings.backend.lowering) if known else None
 
 
 def _timing(graph: Graph, best: Graph, settings: Settings, prepared: Prepared, outcome: Outcome) -> Timing:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 
-from taso.graph.errors import GraphError
+from taso.graph.errors import GraphError, SearchError
 from taso.graph.evaluate import constant_value, defined, weight_of
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.onnx_weights import stored_weight_bytes
 from taso.graph.operator import Trait, Weight
+from taso.search.course import course_svg
+from taso.search.explain import ABSENT, Explanation
 from taso.search.state import State
 from taso.search.store import Entry
 
@@ -128,9 +131,12 @@ class Rewrite:
 @dataclass
 class Report:
     """What `optimize` did. Times in milliseconds; `measured_*` are whole-graph medians, None where nothing was run.
+    `peak_*` are the most bytes that intermediate values take up, None where sizes are not known.
 
     `rewrites` lead to the graph that came back; `set_aside` are those that were found and not kept in the end.
     `body_rewrites` were taken in bodies of If, Loop and the like, whose search expanded `bodies_expanded` graphs.
+    `phases` says where the seconds went, each counted once; `course` are pairs of seconds since the search began and of
+    the best cost from then on. `resumed` graphs of those expanded were so by earlier calls, which left a checkpoint.
     """
 
     backend: str
@@ -142,6 +148,8 @@ class Report:
     measured_after: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
+    peak_before: int | None = None
+    peak_after: int | None = None
     kernels_before: int = 0
     kernels_after: int = 0
     shapes_folded: int = 0
@@ -150,15 +158,23 @@ class Report:
     rewrites: list[Rewrite] = field(default_factory=list)
     set_aside: list[Rewrite] = field(default_factory=list)
     near_misses: list[tuple[str, float]] = field(default_factory=list)
+    explanations: list[Explanation] = field(default_factory=list)
     decision: str = ""
     messages: list[str] = field(default_factory=list)
     verified: bool | None = None
     verification: str = ""
     relative_error: float | None = None
+    search: str = "backtracking"
+    search_details: dict[str, float | str] = field(default_factory=dict)
     expanded: int = 0
     candidates: int = 0
     duplicates: int = 0
+    refused: int = 0
+    reused: int = 0
+    resumed: int = 0
     stopped: str = ""
+    course: list[tuple[float, float]] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
     search_seconds: float = 0.0
     measuring_seconds: float = 0.0
     kernels_measured: int = 0
@@ -171,11 +187,34 @@ class Report:
         return bool(self.rewrites or self.shapes_folded or self.body_rewrites)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain data, ready for JSON."""
-        return asdict(self)
+        """The report as plain data, ready for JSON: what is not finite is told as text ("inf"), for JSON lacks it."""
+        data = _plain(asdict(self))
+        return data if isinstance(data, dict) else {}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
+        """The report as JSON, which `Report.from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Report:
+        """The report that `to_dict` made `data` of; raises `SearchError` where it is not one."""
+        known = {f.name for f in fields(cls)}
+        if not isinstance(data, Mapping) or not {"backend", "device"} <= data.keys() <= known:
+            raise SearchError("this is not the data of a report of this version of taso")
+        return _read(cls, data)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `to_json` wrote; raises `SearchError` where it is not one."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise SearchError(f"this is not a report: {error}") from error
+
+    def course_svg(self) -> str:
+        """A picture of the search, an SVG: the best cost against the seconds it took to find it."""
+        title = f"best cost on {self.backend}: {self.cost_before:.3f} → {self.cost_after:.3f} ms"
+        return course_svg(self.course, self.search_seconds, title)
 
     def summary(self) -> str:
         """The report as text."""
@@ -189,6 +228,8 @@ class Report:
             f"cost ({kind}): {self.cost_before:.3f} → {self.cost_after:.3f} ms, "
             f"kernels: {self.kernels_before} → {self.kernels_after}"
         )
+        if self.peak_before is not None and self.peak_after is not None:
+            lines.append(f"memory between kernels: {_megabytes(self.peak_before)} → {_megabytes(self.peak_after)}")
         if self.measured_before is not None and self.measured_after is not None:
             lines.append(
                 f"whole graph on {self.backend}: {self.measured_before:.3f} → {self.measured_after:.3f} ms "
@@ -204,16 +245,30 @@ class Report:
             f"({self.kernels_measured} kernels measured, {self.kernels_known} known)"
             + (f"; stopped by {self.stopped}" if self.stopped else "")
         )
+        if self.search_details:
+            lines.append(f"{self.search}: {', '.join(_detail(k, v) for k, v in self.search_details.items())}")
+        if self.phases:
+            longest = sorted(self.phases.items(), key=lambda p: -p[1])
+            lines.append(f"seconds: {', '.join(f'{phase} {spent:.2f}' for phase, spent in longest)}")
         if not self.rewrites and self.near_misses:
             closest: dict[str, float] = {}
             for rule, change in self.near_misses:
                 closest.setdefault(rule, change)
             lines.append("closest rewrites that did not pay:")
             lines += [f"  +{change:.3f} ms  {rule}" for rule, change in list(closest.items())[:5]]
+        lines += _explained(self.explanations)
         lines += self.messages
         return "\n".join(lines)
 
     __str__ = summary
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.3f} MB"
+
+
+def _detail(name: str, value: float | str) -> str:
+    return f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
 
 
 def by_rule(rewrites: Sequence[Rewrite]) -> list[tuple[str, int, float]]:
@@ -223,3 +278,95 @@ def by_rule(rewrites: Sequence[Rewrite]) -> list[tuple[str, int, float]]:
         count, gain = found.get(rewrite.rule, (0, 0.0))
         found[rewrite.rule] = (count + 1, gain + rewrite.gain_ms)
     return sorted(((r, c, g) for r, (c, g) in found.items()), key=lambda t: (-t[2], t[0]))
+
+
+def _explained(explanations: Sequence[Explanation]) -> list[str]:
+    """Text of what was explained: under each question and rule, place by place."""
+    lines: list[str] = []
+    last = ""
+    for said in explanations:
+        head = f"{said.identifier or said.rule or said.asked}, {said.graph} graph:"
+        if said.outcome == ABSENT:
+            lines.append(f"{head} {said}")
+            continue
+        if head != last:
+            lines += [head, *([f"  {said.not_used}"] if said.not_used else [])]
+            last = head
+        lines.append(f"  {said}")
+    return lines
+
+
+def _plain(data: object) -> object:
+    if isinstance(data, float) and not math.isfinite(data):
+        return repr(data)
+    if isinstance(data, Mapping):
+        return {str(name): _plain(value) for name, value in data.items()}
+    return [_plain(v) for v in data] if isinstance(data, (list, tuple)) else data
+
+
+_NOT_FINITE = {repr(v): v for v in (math.inf, -math.inf, math.nan)}
+
+
+def _read(kind: type[Report], data: Mapping[str, object]) -> Report:
+    """Plain data as a report: parts become what they were, and every value must be of its kind."""
+    report = kind(_text(data["backend"]), _text(data["device"]))
+    for name, value in data.items():
+        try:
+            setattr(report, name, _part(name, getattr(report, name), value))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise SearchError(f"this is not the data of a report: '{name}' cannot be {value!r}") from error
+    return report
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise SearchError(f"this is not the data of a report: a text was expected and not {value!r}")
+    return value
+
+
+def _part(name: str, default: object, value: object) -> object:
+    """One field of a report; its default says of what kind it is, None that it is a number, a truth or nothing."""
+    if name in _PARTS and isinstance(value, list):
+        return [_PARTS[name](part) for part in value]
+    if name in _PAIRS and isinstance(value, list):
+        return [(first if isinstance(first, str) else _float(first), _float(second)) for first, second in value]
+    if name == "phases" and isinstance(value, dict):
+        return {str(k): _float(v) for k, v in value.items()}
+    if default is None:
+        return value if value is None or isinstance(value, int) else _float(value)
+    if isinstance(default, float):
+        return _float(value)
+    if type(value) is not type(default):
+        raise TypeError(name)
+    return value
+
+
+def _as_rewrite(part: Mapping[str, object]) -> Rewrite:
+    said = (_text(part[name]) for name in ("exactness", "status"))
+    return Rewrite(_text(part["rule"]), _text(part["identifier"]), _text(part["where"]), _float(part["gain_ms"]), *said)
+
+
+def _as_explanation(part: Mapping[str, object]) -> Explanation:
+    asked, rule, identifier, graph, outcome, reason, not_used = (
+        _text(part[name]) for name in ("asked", "rule", "identifier", "graph", "outcome", "reason", "not_used")
+    )
+    nodes, change = part["nodes"], part["change_ms"]
+    if not isinstance(nodes, list):
+        raise TypeError("a list of nodes was expected")
+    found = None if change is None else _float(change)
+    where = [_text(n) for n in nodes]
+    return Explanation(asked, rule, identifier, graph, outcome, where, reason, found, not_used)
+
+
+def _float(value: object) -> float:
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("a number was expected")
+    return float(value)
+
+
+_PARTS: dict[str, Callable[[Mapping[str, object]], object]] = {
+    "rewrites": _as_rewrite, "set_aside": _as_rewrite, "explanations": _as_explanation
+}  # fmt: skip
+_PAIRS = {"near_misses", "course"}

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
 from taso.graph.errors import GraphError, RuleError
-from taso.graph.operator import Attrs
+from taso.graph.operator import Attrs, Operator
 from taso.graph.ops import WEIGHT
+from taso.graph.types import TensorType
 from taso.rules.constants import CONSTANTS, constant_weight
 from taso.rules.expression import Bindings
-from taso.rules.matcher import Match, bindings
+from taso.rules.matcher import Match, Searched, bindings
 from taso.rules.pattern import PatternNode, Port, Ref
-from taso.search.state import Draft
+from taso.search.state import Setting
+
+
+class Rewritable(Searched, Protocol):
+    """What a match is carried out in: a draft of a state, or an e-graph."""
+
+    setting: Setting
+
+    def is_live(self, node: int) -> bool: ...
+    def is_output(self, value: int) -> bool: ...
+    def resolve(self, value: int) -> int: ...
+    def alias(self, value: int, target: int) -> None: ...
+
+    def add(
+        self, op: Operator, attrs: Attrs, inputs: Sequence[int | None], wanted: Mapping[int, int], origin: str
+    ) -> tuple[int, ...]: ...
+
+    def place_source(
+        self, op: Operator, attrs: Attrs, types: tuple[TensorType, ...], label: str
+    ) -> tuple[int, ...]: ...
 
 
 class Refused(Exception):
     """A rewrite that does not apply here; the message is the reason."""
 
 
-def apply(match: Match, draft: Draft) -> None:
+def apply(match: Match, draft: Rewritable) -> None:
     """Replaces the match by the rule's target; raises `Refused` with the reason where it does not apply."""
     rule = match.rule
     _check_still_there(match, draft)
@@ -39,7 +62,7 @@ def apply(match: Match, draft: Draft) -> None:
         draft.alias(value, target)
 
 
-def _check_still_there(match: Match, draft: Draft) -> None:
+def _check_still_there(match: Match, draft: Rewritable) -> None:
     for pattern, node in zip(match.rule.source, match.nodes, strict=True):
         if not draft.is_live(node):
             raise Refused("a node of the match is gone")
@@ -51,7 +74,7 @@ def _check_still_there(match: Match, draft: Draft) -> None:
                     raise Refused("a value of the match is computed by another node by now")
 
 
-def _check_outside_use(match: Match, draft: Draft) -> None:
+def _check_outside_use(match: Match, draft: Rewritable) -> None:
     """A source value used outside the match must be mapped, unless it costs nothing to keep."""
     mapped = {p for p, _ in match.rule.outputs}
     inside = set(match.nodes)
@@ -66,8 +89,9 @@ def _check_outside_use(match: Match, draft: Draft) -> None:
 
 
 def _instantiate(
-    match: Match, draft: Draft, env: Bindings, node: PatternNode, made: list[tuple[int, ...]], wanted: dict[int, int]
-) -> tuple[int, ...]:
+    match: Match, draft: Rewritable, env: Bindings, node: PatternNode, made: list[tuple[int, ...]],
+    wanted: dict[int, int],
+) -> tuple[int, ...]:  # fmt: skip
     store = draft.setting.store
     try:
         if node.op in CONSTANTS:
@@ -86,16 +110,21 @@ def _instantiate(
         raise Refused(str(error)) from error
     if not store.writable(number):
         raise Refused(f"{node.op.name} cannot be written in ONNX opset {store.opset}")
+    if not store.entries[number].constant and any(draft.is_constant(value) for value in wanted.values()):
+        # and what else depends on weights alone might come to read it, and be what it is computed from
+        raise Refused(f"{node.op.name} would compute at run time what depends on weights alone")
     return draft.add(node.op, attrs, inputs, wanted, match.rule.name)
 
 
-def _input(match: Match, draft: Draft, ref: Ref | None, made: list[tuple[int, ...]]) -> int | None:
+def _input(match: Match, draft: Rewritable, ref: Ref | None, made: list[tuple[int, ...]]) -> int | None:
     if ref is None:
         return None
     return draft.resolve(match.variables[ref] if isinstance(ref, str) else made[ref.node][ref.output])
 
 
-def _check_type(draft: Draft, value: int, target: int) -> None:
+def _check_type(draft: Rewritable, value: int, target: int) -> None:
     old, new = draft.symbolic_type(value), draft.symbolic_type(draft.resolve(target))
     if old != new:
         raise Refused(f"the result would be {new} where {old} was")
+    if draft.is_constant(value) and not draft.is_constant(draft.resolve(target)):
+        raise Refused("what depends on weights alone would be taken from what is computed at run time")

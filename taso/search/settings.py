@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from taso.backends.base import Backend
 from taso.backends.costs import CostDatabase
 from taso.rules.pattern import Rule
 from taso.search.backtracking import Limits
+from taso.search.clock import Clock
 
 
 @dataclass
 class Settings:
-    """How to optimize. `threads` and `backend` say where the result is to run."""
+    """How to optimize. `threads` and `backend` say where the result is to run, `search` is one of `SEARCHES`.
+
+    `explain` names rules or nodes that the report is to explain; `checkpoint` is the file that keeps the search's
+    state. With `pieces` a large graph is searched in pieces first, as many at once as there are `workers`. `clock`
+    tells where the time went; `check_every_step` recomputes everything incremental and compares.
+    """
 
     backend: Backend
     rules: Sequence[Rule]
     database: CostDatabase
     limits: Limits = field(default_factory=Limits)
+    search: str = "backtracking"
     threads: int | None = None
     verify: bool = True
     never_slower: bool = True
@@ -27,3 +35,8 @@ class Settings:
     progress: bool | None = None
     print_measurements: bool = False
     check_every_step: bool = False
+    explain: Sequence[str] = ()
+    checkpoint: str | None = None
+    pieces: bool = True
+    workers: int | Executor | None = None
+    clock: Clock = field(default_factory=Clock)

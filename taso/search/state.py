@@ -10,13 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 from taso.backends.lowering import PLAIN, Group, Kernel, Lowering, Operand, is_view
 from taso.graph.errors import SearchError
 from taso.graph.onnx_weights import Filled
 from taso.graph.operator import Array, Attrs, Operator, Trait, Weight
 from taso.graph.types import TensorType
-from taso.search.costs import CostModel
+from taso.search.costs import Costs
 from taso.search.store import Store
 
 _MASK = (1 << 64) - 1
@@ -35,8 +37,10 @@ class Setting:
 
     store: Store
     lowering: Lowering
-    costs: CostModel
+    costs: Costs
     _group_costs: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
+    _changeable: dict[int, bool] = field(default_factory=dict)
+    _asked: dict[tuple[int, int], tuple[tuple[int, str], ...]] = field(default_factory=dict)
 
     def group_cost(self, view: StateView, group: Group[int, int]) -> float:
         """Seconds of a kernel; it depends on nothing but the nodes in it and the class it ends in."""
@@ -50,7 +54,25 @@ class Setting:
 
     def may_change_layout(self, value: int) -> bool:
         """Whether there is more than one layout that the value could lie in."""
-        return self.lowering.layouts.applies(self.store.class_sized[value]) and not self.store.class_constant[value]
+        found = self._changeable.get(value)
+        if found is None:
+            store = self.store
+            found = self.lowering.layouts.applies(store.class_sized[value]) and not store.class_constant[value]
+            self._changeable[value] = found
+        return found
+
+    def asked(self, view: StateView, node: int, out: int) -> tuple[tuple[int, str], ...]:
+        """In which layout a node of a kernel that ends in the class `out` reads what could lie in several."""
+        found = self._asked.get((node, out))
+        if found is None:
+            layouts, wanted = self.store.class_layouts, self.lowering.layouts.wanted
+            op, attrs = view.op(node), view.attrs(node)
+            found = self._asked[node, out] = tuple(
+                (value, wanted(op, attrs, position, view.type(value), layouts[value], layouts[out]))
+                for position, value in enumerate(view.inputs(node))
+                if value is not None and self.may_change_layout(value)
+            )
+        return found
 
     def relayout_cost(self, view: StateView, value: int) -> float:
         """Seconds of the changes of layout that readers of `value` ask for, each once however many ask for it."""
@@ -59,14 +81,8 @@ class Setting:
         layout = self.store.class_layouts[value]
         wanted: dict[str, None] = {PLAIN: None} if view.is_output(value) else {}
         for node in view.consumers(value):
-            last = self.lowering.group(view, self.lowering.anchor_of(view, node)).last
-            out = self.store.class_layouts[view.outputs(last)[0]]
-            for position, read in enumerate(view.inputs(node)):
-                if read == value:
-                    asked = self.lowering.layouts.wanted(
-                        view.op(node), view.attrs(node), position, view.type(value), layout, out
-                    )
-                    wanted[asked] = None
+            out = view.outputs(view.group_of(node).last)[0]
+            wanted.update((w, None) for v, w in self.asked(view, node, out) if v == value)
         return sum(self._change(view.type(value), layout, w) for w in wanted if w != layout)
 
     def _change(self, t: TensorType, source: str, target: str) -> float:
@@ -95,6 +111,10 @@ class StateView(ABC):
 
     @abstractmethod
     def live_nodes(self) -> Iterable[int]: ...
+
+    @abstractmethod
+    def group_of(self, node: int) -> Group[int, int]:
+        """The kernel that a run-time node runs in."""
 
     def op(self, node: int) -> Operator:
         return self.setting.store.entries[node].op
@@ -141,7 +161,8 @@ def _distinct(inputs: Iterable[int | None]) -> list[int]:
 class State(StateView):
     """A whole graph: live nodes, the classes they compute, who reads them, and what it costs (seconds).
 
-    `size` is the number of nodes that do work at run time.
+    `size` is the number of nodes that do work at run time. `fingerprint` names the graph by content, the same in every
+    process; `witness` names it by numbers of the store, so that of two graphs that differ hardly ever both are equal.
     """
 
     setting: Setting
@@ -153,20 +174,34 @@ class State(StateView):
     layout_costs: dict[int, float] = field(default_factory=dict)
     cost: float = 0.0
     fingerprint: int = 0
+    witness: int = 0
     constant_bytes: int = 0
     size: int = 0
     _memo: dict[int, int | None] = field(default_factory=dict)
-    _order: dict[int, int] | None = None
+    _groups: dict[int, Group[int, int]] = field(default_factory=dict)
+    _order: dict[int, float] | None = None
 
     def memo(self, node: int) -> dict[int, int | None]:
         return self._memo
 
+    def group_of(self, node: int) -> Group[int, int]:
+        found = self._groups.get(node)
+        if found is None:
+            lowering = self.setting.lowering
+            found = lowering.group(self, lowering.anchor_of(self, node))
+            self._groups.update(dict.fromkeys(found.nodes, found))
+        return found
+
+    @cached_property
+    def output_set(self) -> frozenset[int]:
+        return frozenset(self.graph_outputs)
+
     @property
-    def order(self) -> dict[int, int]:
-        """Places of the run-time nodes in an order with producers first."""
+    def order(self) -> dict[int, float]:
+        """Places of the run-time nodes in an order with producers first; successors keep most of it."""
         if self._order is None:
             run_time = {n: None for n in self.made if is_costed(self, n)}
-            self._order = {n: i for i, n in enumerate(self._sorted(run_time))}
+            self._order = {n: float(i) for i, n in enumerate(self._sorted(run_time))}
         return self._order
 
     def producer(self, value: int) -> int:
@@ -179,7 +214,7 @@ class State(StateView):
         return self.readers.get(value, ())
 
     def is_output(self, value: int) -> bool:
-        return value in self.graph_outputs
+        return value in self.output_set
 
     def is_live(self, node: int) -> bool:
         return node in self.made
@@ -217,35 +252,40 @@ def initial_state(setting: Setting, nodes: Sequence[int], outputs: Sequence[int]
     store = setting.store
     made: dict[int, tuple[int, ...]] = {}
     producers: dict[int, int] = {}
-    readers: dict[int, tuple[int, ...]] = {}
     for node in nodes:
-        entry = store.entries[node]
-        classes = tuple(store.natural(node, i) for i in range(len(entry.types)))
+        classes = tuple(store.natural(node, i) for i in range(len(store.entries[node].types)))
         made[node] = classes
         producers.update(dict.fromkeys(classes, node))
-        for value in _distinct(entry.inputs):
-            readers[value] = (*readers.get(value, ()), node)
-    state = State(setting, made, producers, readers, tuple(outputs))
-    return _recosted(state)
+    return _recosted(State(setting, made, producers, _readers(store, made), tuple(outputs)))
+
+
+def _readers(store: Store, nodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """For each class the nodes that read it."""
+    found: dict[int, list[int]] = {}
+    for node in nodes:
+        for value in _distinct(store.entries[node].inputs):
+            found.setdefault(value, []).append(node)
+    return {value: tuple(readers) for value, readers in found.items()}
 
 
 def _recosted(state: State) -> State:
     """Everything incremental computed from scratch."""
     setting, store = state.setting, state.setting.store
     state.size = sum(is_costed(state, n) for n in state.made)
-    state.kernel_costs, state.layout_costs, state.fingerprint = {}, {}, 0
+    state.kernel_costs, state.layout_costs, state.fingerprint, state.witness = {}, {}, 0, 0
     for node in state.made:
         if is_costed(state, node):
             state.fingerprint = (state.fingerprint + _node_hash(state, node)) & _MASK
-            anchor = setting.lowering.anchor_of(state, node)
-            if anchor not in state.kernel_costs:
-                group = setting.lowering.group(state, anchor)
-                state.kernel_costs[anchor] = setting.group_cost(state, group)
+            state.witness = (state.witness + _node_witness(state, node)) & _MASK
+            group = state.group_of(node)
+            if group.anchor not in state.kernel_costs:
+                state.kernel_costs[group.anchor] = setting.group_cost(state, group)
     for value in state.producers:
         cost = setting.relayout_cost(state, value)
         if cost:
             state.layout_costs[value] = cost
     state.fingerprint = (state.fingerprint + _outputs_hash(state, state.graph_outputs)) & _MASK
+    state.witness = (state.witness + _outputs_witness(state.graph_outputs)) & _MASK
     state.cost = sum(state.kernel_costs.values()) + sum(state.layout_costs.values()) + NODE_COST * state.size
     state.constant_bytes = sum(_folded_bytes(state, v) for v in state.producers)
     if len(store.entries) < len(state.made):
@@ -255,11 +295,7 @@ def _recosted(state: State) -> State:
 
 def recomputed(state: State) -> State:
     """A copy of `state` with every incremental quantity computed anew, for tests to compare with."""
-    readers: dict[int, tuple[int, ...]] = {}
-    entries = state.setting.store.entries
-    for node in state.ordered():
-        for value in _distinct(entries[node].inputs):
-            readers[value] = (*readers.get(value, ()), node)
+    readers = _readers(state.setting.store, state.ordered())
     return _recosted(State(state.setting, dict(state.made), dict(state.producers), readers, state.graph_outputs))
 
 
@@ -272,15 +308,22 @@ def check(state: State) -> None:
     for name, a, b in (
         ("readers", {v: set(r) for v, r in state.readers.items() if r}, {v: set(r) for v, r in fresh.readers.items()}),
         ("fingerprint", state.fingerprint, fresh.fingerprint),
+        ("witness", state.witness, fresh.witness),
         ("kernel costs", state.kernel_costs, fresh.kernel_costs),
         ("layout costs", state.layout_costs, fresh.layout_costs),
         ("constant bytes", state.constant_bytes, fresh.constant_bytes),
         ("size", state.size, fresh.size),
+        ("kernels", *({n: s.group_of(n) for n in state.made if is_costed(state, n)} for s in (state, fresh))),
+        ("nodes in order", set(state.order), set(fresh.order)),
     ):
         if a != b:
             raise SearchError(f"the incremental {name} of a state differ from those computed anew: {a} and {b}")
     if abs(state.cost - fresh.cost) > 1e-9 * max(fresh.cost, 1e-6):
         raise SearchError(f"the incremental cost {state.cost} of a state is not {fresh.cost}")
+    for node in state.order:
+        for value in _distinct(state.inputs(node)):
+            if state.order.get(state.producers[value], -1.0) >= state.order[node]:
+                raise SearchError(f"the order kept of a state has node {node} before what it reads")
 
 
 def is_costed(view: StateView, node: int) -> bool:
@@ -303,6 +346,24 @@ def _outputs_hash(view: StateView, outputs: Sequence[int]) -> int:
     for c in outputs:
         value = (value * 0x100000001B3 + view.setting.store.class_hashes[c]) & _MASK
     return value
+
+
+def _node_witness(view: StateView, node: int) -> int:
+    # numbers of nodes and classes name them exactly, and nothing here is shared with the fingerprint
+    value = node + 1
+    for c in view.outputs(node):
+        value = ((value ^ value >> 29) * 0xBF58476D1CE4E5B9 + c + 1) & _MASK
+    return (value ^ value >> 32) * 0x94D049BB133111EB & _MASK
+
+
+def _outputs_witness(outputs: Sequence[int]) -> int:
+    # a sum over places, so that what one rewrite changes of it does not depend on another's
+    total = 0
+    for place, c in enumerate(outputs, 1):
+        value = place << 32 | c + 1
+        value = ((value ^ value >> 29) * 0xBF58476D1CE4E5B9) & _MASK
+        total += ((value ^ value >> 31) * 0x94D049BB133111EB) & _MASK
+    return total & _MASK
 
 
 def _folded_bytes(view: StateView, value: int) -> int:
@@ -336,7 +397,9 @@ class Draft(StateView):
         self._touched: dict[int, None] | None = None
         self._costs: tuple[dict[int, float | None], dict[int, float]] | None = None
         self._memo: dict[int, int | None] = {}
+        self._groups_here: dict[int, Group[int, int]] = {}
         self._looked_at: set[int] = set()
+        self._crowded: dict[int, int] = {}
 
     # ── the graph ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,10 +416,16 @@ class Draft(StateView):
         return self.parent.readers.get(value, ()) if found is None else found
 
     def is_output(self, value: int) -> bool:
+        if self.graph_outputs is self.parent.graph_outputs:
+            return value in self.parent.output_set
         return value in self.graph_outputs
 
     def is_live(self, node: int) -> bool:
         return self.made[node] is not None if node in self.made else node in self.parent.made
+
+    def group_of(self, node: int) -> Group[int, int]:
+        found = self._groups_here.get(node)
+        return self.parent.group_of(node) if found is None else found
 
     def memo(self, node: int) -> dict[int, int | None]:
         return self._memo if node in self.touched() else self.parent._memo
@@ -494,13 +563,13 @@ class Draft(StateView):
         """
         order, parent = self.parent.order, self.parent
         redefined = [parent.producers[v] for v in (*self.producers, *self.aliases) if v in parent.producers]
-        floor = min((order[n] for n in redefined if n in order), default=0)
+        floor = min((order[n] for n in redefined if n in order), default=0.0)
         done: set[int] = set()
         for start in self.new_nodes:
             if self.is_live(start) and is_costed(self, start):
                 self._visit(start, floor, done)
 
-    def _visit(self, start: int, floor: int, done: set[int]) -> None:
+    def _visit(self, start: int, floor: float, done: set[int]) -> None:
         order = self.parent.order
         open_nodes: set[int] = set()
         stack = [(start, False)]
@@ -529,7 +598,8 @@ class Draft(StateView):
     def _changed_now(self) -> list[int]:
         changed = dict.fromkeys([*self.producers, *self.readers, *self.aliases])
         if self.graph_outputs is not self.parent.graph_outputs:
-            changed.update(dict.fromkeys([*self.parent.graph_outputs, *self.graph_outputs]))
+            outputs = self.parent.output_set.symmetric_difference(self.graph_outputs)
+            changed.update(dict.fromkeys(v for v in (*self.parent.graph_outputs, *self.graph_outputs) if v in outputs))
         for node, classes in self.made.items():
             changed.update(dict.fromkeys(classes if classes is not None else self.parent.made.get(node, ())))
         return list(changed)
@@ -547,6 +617,19 @@ class Draft(StateView):
                 total += _node_hash(self, node)
         if self.graph_outputs is not self.parent.graph_outputs:
             total += _outputs_hash(self, self.graph_outputs) - _outputs_hash(self.parent, self.parent.graph_outputs)
+        return total & _MASK
+
+    def witness(self) -> int:
+        """The second fingerprint, over numbers of the store, followed from the parent's."""
+        total = self.parent.witness
+        for node, classes in self.made.items():
+            if is_costed(self, node):
+                if node in self.parent.made:
+                    total -= _node_witness(self.parent, node)
+                if classes is not None:
+                    total += _node_witness(self, node)
+        if self.graph_outputs is not self.parent.graph_outputs:
+            total += _outputs_witness(self.graph_outputs) - _outputs_witness(self.parent.graph_outputs)
         return total & _MASK
 
     def size_change(self) -> int:
@@ -568,7 +651,7 @@ class Draft(StateView):
         return total
 
     def touched(self) -> dict[int, None]:
-        """Nodes, in the parent or here, whose existence, readers or producers differ from the parent's."""
+        """Nodes, in the parent or here, to whose fusion the change may make a difference."""
         if self._touched is None:
             self._touched = self._touched_now()
         return self._touched
@@ -577,7 +660,7 @@ class Draft(StateView):
         # what depends on weights alone has no cost, and who else reads it changes nobody's
         nodes: dict[int, None] = dict.fromkeys(n for n in self.made if is_costed(self, n))
         for value in self.changed_classes:
-            if self.is_constant(value):
+            if self.is_constant(value) or self._stays_crowded(value):
                 continue
             if value in self.parent.producers:
                 nodes[self.parent.producers[value]] = None
@@ -587,6 +670,32 @@ class Draft(StateView):
                 nodes.update(dict.fromkeys(self.consumers(value)))
         return nodes
 
+    def _stays_crowded(self, value: int) -> bool:
+        """Whether nothing changes but readers of a value that has several: none of them is fused with its producer."""
+        producer = self.parent.producers.get(value)
+        if producer is None or not self.is_defined(value) or self.producer(value) != producer:
+            return False
+        before, after = len(self.parent.consumers(value)), len(self.consumers(value))
+        if before < 2 or after < 2 or self.parent.is_output(value) != self.is_output(value):
+            return False
+        self._crowded[value] = max(2, 2 + before - after)
+        return True
+
+    def disturbed(self) -> set[int]:
+        """What another rewrite must not depend on to have the same effect in the parent and here: nodes, and ~values.
+
+        A value stands for the number of its readers.
+        """
+        found = set(self.touched())
+        found.update(self.producer(value) for value in self._crowded)
+        found.update(~value for value in self.changed_classes)
+        return found
+
+    def crowded(self) -> tuple[tuple[int, int], ...]:
+        """Values, and how many readers each needs for the costs of this draft to stay as they are."""
+        self.touched()
+        return tuple(self._crowded.items())
+
     def costs(self) -> tuple[dict[int, float | None], dict[int, float]]:
         """Kernel costs by anchor (None: no longer one) and layout-change costs by class that may differ from before."""
         if self._costs is None:
@@ -594,50 +703,64 @@ class Draft(StateView):
         return self._costs
 
     def _changed_costs(self) -> tuple[dict[int, float | None], dict[int, float]]:
-        parent, lowering = self.parent, self.setting.lowering
-        touched = self.touched()
-        self._looked_at.update(touched)
-        kernels: dict[int, float | None] = {}
-        values: dict[int, None] = dict.fromkeys(self.changed_classes)
-        for anchor in dict.fromkeys(
-            lowering.anchor_of(parent, n) for n in touched if n in parent.made and is_costed(parent, n)
-        ):
-            kernels[anchor] = None
-            self._look(parent, lowering.group(parent, anchor), values)
-        anchors = [lowering.anchor_of(self, n) for n in touched if self.is_live(n) and is_costed(self, n)]
-        anchors += [a for a in kernels if self.is_live(a) and lowering.anchor_of(self, a) == a]
-        for anchor in dict.fromkeys(anchors):
-            group = lowering.group(self, anchor)
+        before, after = self._regrouped()
+        self._looked_at.update(self.touched())
+        kernels: dict[int, float | None] = dict.fromkeys(before)
+        for anchor, group in after.items():
             kernels[anchor] = self.setting.group_cost(self, group)
-            self._look(self, group, values)
-        return kernels, self._changed_layouts(values)
+        for group in (*before.values(), *after.values()):
+            self._looked_at.update(group.nodes)
+        return kernels, self._changed_layouts(before.values(), after.values())
 
-    def _look(self, view: StateView, group: Group[int, int], values: dict[int, None]) -> None:
-        """Notes the nodes of a kernel, and the values that it reads and makes."""
-        self._looked_at.update(group.nodes)
-        if self.setting.lowering.layouts.block:
-            for node in group.nodes:
-                values.update(dict.fromkeys(_distinct(view.inputs(node))))
-            values.update(dict.fromkeys(view.outputs(group.last)))
+    def _regrouped(self) -> tuple[dict[int, Group[int, int]], dict[int, Group[int, int]]]:
+        """The kernels, by anchor, that touched nodes were in, and those that they are in now."""
+        parent, lowering = self.parent, self.setting.lowering
+        touched = [n for n in self.touched() if is_costed(self, n)]
+        before = {g.anchor: g for g in (parent.group_of(n) for n in touched if n in parent.made)}
+        anchors = [lowering.anchor_of(self, n) for n in touched if self.is_live(n)]
+        anchors += [a for a in before if self.is_live(a) and lowering.anchor_of(self, a) == a]
+        after = {a: lowering.group(self, a) for a in dict.fromkeys(anchors)}
+        for group in after.values():
+            self._groups_here.update(dict.fromkeys(group.nodes, group))
+        return before, after
 
-    def _changed_layouts(self, values: Iterable[int]) -> dict[int, float]:
+    def _changed_layouts(
+        self, before: Iterable[Group[int, int]], after: Iterable[Group[int, int]]
+    ) -> dict[int, float]:
+        """What the values cost whose readers ask for other layouts now."""
+        if not self.setting.lowering.layouts.block:
+            return {}
+        old, new = self._asked_by(self.parent, before), self._asked_by(self, after)
         layouts: dict[int, float] = {}
-        for value in values:
-            if not self.setting.may_change_layout(value):
-                continue
-            layouts[value] = self.setting.relayout_cost(self, value) if self.is_defined(value) else 0.0
-            for view in (self.parent, self):
-                if self.is_defined(value) if view is self else value in self.parent.producers:
-                    self._looked_at.add(view.producer(value))
-                    for reader in view.consumers(value):
-                        anchor = self.setting.lowering.anchor_of(view, reader)
-                        self._looked_at.update(self.setting.lowering.group(view, anchor).nodes)
+        for value in dict.fromkeys([*old, *new]):
+            # of the other readers it does not matter what they ask for, as long as these ask for the same
+            if old.get(value) != new.get(value):
+                layouts[value] = self.setting.relayout_cost(self, value) if self.is_defined(value) else 0.0
+                for view in (self.parent, self):
+                    if self.is_defined(value) if view is self else value in self.parent.producers:
+                        self._looked_at.add(view.producer(value))
+                        for reader in view.consumers(value):
+                            self._looked_at.update(view.group_of(reader).nodes)
         return layouts
 
-    def footprint(self) -> frozenset[int]:
+    def _asked_by(self, view: StateView, groups: Iterable[Group[int, int]]) -> dict[int, set[str]]:
+        """Which layouts kernels ask for, by value; outputs of the graph that differ from the parent's are asked for."""
+        asked: dict[int, set[str]] = {}
+        for group in groups:
+            out = view.outputs(group.last)[0]
+            for node in group.nodes:
+                for value, layout in self.setting.asked(view, node, out):
+                    asked.setdefault(value, set()).add(layout)
+        if self.graph_outputs is not self.parent.graph_outputs:
+            for value in {*self.parent.graph_outputs} ^ {*self.graph_outputs}:
+                if view.is_output(value) and self.setting.may_change_layout(value):
+                    asked.setdefault(value, set()).add(PLAIN)
+        return asked
+
+    def footprint(self, matched: Iterable[int]) -> frozenset[int]:
         """Nodes that the costs of this draft looked at: while none of them is touched, they stay as they are."""
         self.costs()
-        return frozenset(self._looked_at)
+        return frozenset(self._looked_at.union(matched))
 
     def cost(self) -> float:
         """Seconds, followed from the parent's."""
@@ -655,28 +778,74 @@ class Draft(StateView):
     def commit(self) -> State:
         """The draft as a state of its own."""
         parent = self.parent
-        made = {n: c for n, c in parent.made.items() if n not in self.made}
-        made.update((n, c) for n, c in self.made.items() if c is not None)
+        made, producers, readers = self._committed_graph()
+        kernels, layouts = self.costs()
+        state = State(
+            self.setting, made, producers, readers, self.graph_outputs,
+            _updated(parent.kernel_costs, kernels),
+            _updated(parent.layout_costs, {v: cost or None for v, cost in layouts.items()}),
+            self._total(kernels, layouts), self.fingerprint(), self.witness(), self.constant_bytes(),
+            size=parent.size + self.size_change(),
+        )  # fmt: skip
+        state._memo = _updated(parent._memo, dict.fromkeys(self.touched()))
+        state._groups = _updated(parent._groups, dict.fromkeys(n for n, c in self.made.items() if c is None))
+        state._groups.update(self._groups_here)
+        state._order = self._committed_order()
+        return state
+
+    def _committed_graph(self) -> tuple[dict[int, tuple[int, ...]], dict[int, int], dict[int, tuple[int, ...]]]:
+        parent = self.parent
         gone = {v for n, c in self.made.items() if c is None for v in parent.made.get(n, ())}
-        producers = {v: n for v, n in parent.producers.items() if v not in gone}
+        producers = _updated(parent.producers, dict.fromkeys(gone))
         producers.update((v, n) for v, n in self.producers.items() if self.is_live(n) and v in self.outputs(n))
         for value in gone:
             if self.is_defined(value):
                 producers[value] = self.producer(value)
-        readers = {v: r for v, r in parent.readers.items() if v not in self.readers}
-        readers.update((v, r) for v, r in self.readers.items() if r and v in producers)
-        kernels, layouts = self.costs()
-        kernel_costs = {n: c for n, c in parent.kernel_costs.items() if n not in kernels}
-        kernel_costs.update((n, c) for n, c in kernels.items() if c is not None)
-        layout_costs = {v: c for v, c in parent.layout_costs.items() if v not in layouts}
-        layout_costs.update((v, c) for v, c in layouts.items() if c)
-        state = State(
-            self.setting, made, producers, readers, self.graph_outputs, kernel_costs, layout_costs,
-            self._total(kernels, layouts), self.fingerprint(), self.constant_bytes(),
-            size=parent.size + self.size_change(),
-        )  # fmt: skip
-        state._memo = {n: e for n, e in parent._memo.items() if n not in self.touched()}
-        return state
+        readers = _updated(parent.readers, {v: r if r and v in producers else None for v, r in self.readers.items()})
+        return _updated(parent.made, self.made), producers, readers
+
+    def _committed_order(self) -> dict[int, float] | None:
+        """The parent's order with the new nodes between what they read and what reads them; None where that fails."""
+        order = _updated(self.parent.order, dict.fromkeys(self.made))
+        fresh = {n for n in self.new_nodes if self.is_live(n) and is_costed(self, n)}
+        for node in self._producers_first(fresh):
+            read = (self.producer(v) for v in _distinct(self.inputs(node)))
+            low = max((order[n] for n in read if n in order), default=-1.0)
+            readers = (n for v in self.outputs(node) for n in self.consumers(v))
+            high = min((order[n] for n in readers if n in order), default=low + 2.0)
+            middle = (low + high) / 2
+            if not low < middle < high:
+                return None
+            order[node] = middle
+        return order
+
+    def _producers_first(self, nodes: set[int]) -> list[int]:
+        placed: dict[int, None] = {}
+        stack = sorted(nodes, reverse=True)
+        while stack:
+            node = stack[-1]
+            read = {self.producer(v) for v in _distinct(self.inputs(node))}
+            needed = [n for n in sorted(read, reverse=True) if n in nodes and n not in placed]
+            if needed:
+                stack.extend(needed)
+            else:
+                placed[stack.pop()] = None
+        return list(placed)
+
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def _updated(old: Mapping[K, T], changes: Mapping[K, T | None]) -> dict[K, T]:
+    """A copy with changes, where None takes an entry away."""
+    new = dict(old)
+    for key, value in changes.items():
+        if value is None:
+            new.pop(key, None)
+        else:
+            new[key] = value
+    return new
 
 
 __all__ = ["Cycle", "Draft", "Setting", "State", "StateView", "check", "initial_state", "recomputed"]

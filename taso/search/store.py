@@ -50,6 +50,7 @@ class Store:
         self.class_layouts: list[str] = []
         self.class_constant: list[bool] = []
         self.class_hashes: list[int] = []
+        self.class_origins: list[tuple[int, int]] = []
         self._interned: dict[tuple[object, ...], int] = {}
 
     def intern(
@@ -89,6 +90,7 @@ class Store:
         found = entry.classes[index]
         if found is None:
             found = entry.classes[index] = self._new_class(entry, index)
+            self.class_origins.append((node, index))
         return found
 
     def name(self, node: int, index: int, value_class: int) -> None:

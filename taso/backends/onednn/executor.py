@@ -36,6 +36,7 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.recipe import ArrayLaunch, Call, Recipe
 from taso.backends.onednn.stages import EVALUATED, OWN, Runs, compiled, is_closed, is_known
+from taso.backends.ordering import ordered
 from taso.graph import onnx_shapes
 from taso.graph.errors import BackendError
 from taso.graph.evaluate import check_feeds, constant_value
@@ -192,7 +193,7 @@ class _Builder:
         self.graph = graph
         self.layouts = lowering.layouts
         self.block = lowering.layouts.block or 1
-        self.plan: Plan = lower(graph, lowering)
+        self.plan: Plan = ordered(graph, lower(graph, lowering))
         self.tasks: list[_Task] = []
         self.last_use: dict[Lie, int] = {}
         self.home: dict[Lie, tuple[Region, int]] = {}
