@@ -301,10 +301,12 @@ def random_graph(rng: random.Random, steps: int = 12) -> taso.Graph:
 
 @cache
 def instances(known: Rule) -> tuple[Instance, ...]:
-    """Some small instances of a rule that ONNX can say and some oracle can judge."""
+    """Some small instances of a rule that its verdict covers, that ONNX can say and some oracle can judge."""
+    most = known.certificate.dimensions or 1 << 30
     small = (
-        i for i in draw_instances(known, random.Random(known.id), 96) if all(t.size < 2000 for t in i.types.values())
-    )
+        i for i in draw_instances(known, random.Random(known.id), 96)
+        if all(t.size < 2000 and t.rank <= most for t in i.types.values())
+    )  # fmt: skip
     return tuple(itertools.islice((i for i in small if _judged(known, i)), 5))
 
 
