@@ -337,7 +337,6 @@ class Moves:
         taken = Taken(match, parent.state.cost - state.cost, state.cost)
         gone = {n for n, classes in draft.made.items() if classes is None}
         fresh = [n for n in draft.new_nodes if n in state.made]
-
         disturbed = gone | draft.disturbed()
 
         def matches() -> dict[Key, Match]:
@@ -412,14 +411,6 @@ class Moves:
         draft.sweep()
         draft.check_acyclic()
         return draft
-
-    def _candidates(self, position: Position) -> Iterator[Candidate]:
-        """Every rewrite of a state that leads somewhere new and is not too big."""
-        for key in sorted(position.matches):
-            candidate = self._candidate(position, key)
-            if candidate is not None:
-                self._seen.add(candidate.known_as)
-                yield candidate
 
     def _candidate(self, position: Position, key: Key) -> Candidate | None:
         """One rewrite of a state, None where it does not apply, leads nowhere new or makes the graph too big."""

@@ -14,7 +14,7 @@ from taso.backends.lowering import Kernel
 from taso.rules.collection import library
 from taso.rules.matcher import Matcher
 from taso.search.backtracking import Backtracking, Limits, Outcome
-from taso.search.moves import Evaluation, Position
+from taso.search.moves import Candidate, Evaluation, Key, Position
 from taso.search.rewrite import Refused
 from taso.search.state import Draft
 
@@ -43,13 +43,23 @@ def started(graph: taso.Graph, *rules: str) -> tuple[Backtracking, Position]:
     matcher = Matcher([rule(text) for text in rules])
     run = Backtracking(prepared(graph, ArbitraryBackend()).state, matcher, Limits(), verify=True)
     start = run._start()
-    list(run._candidates(start))
+    candidates(run, start)
     return run, start
 
 
-def taken(run: Backtracking, position: Position, key: tuple[object, ...]) -> Position:
-    candidates = {c.match.key: c for c in run._candidates(position) if c.match is not None}
-    reached = run._take(candidates[key])  # type: ignore[index]  # a key of a match
+def candidates(run: Backtracking, position: Position) -> dict[Key, Candidate]:
+    """Every rewrite of a state that leads somewhere new, by its match."""
+    found: dict[Key, Candidate] = {}
+    for key in sorted(position.matches):
+        candidate = run._candidate(position, key)
+        if candidate is not None:
+            run._seen.add(candidate.known_as)
+            found[key] = candidate
+    return found
+
+
+def taken(run: Backtracking, position: Position, key: Key) -> Position:
+    reached = run._take(candidates(run, position)[key])
     assert reached is not None
     return reached
 
