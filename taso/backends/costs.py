@@ -6,11 +6,19 @@ import logging
 import os
 import sqlite3
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 30.0
+"""Seconds to wait for another process that holds the file."""
+
+_T = TypeVar("_T")
 
 _SCHEMA = """
 create table if not exists cost (device text, kernel text, seconds real, primary key (device, kernel)) without rowid;
@@ -42,7 +50,7 @@ class CostDatabase:
     def _open(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return self._connect(str(self.path))
+            return _patiently(lambda: self._connect(str(self.path)))
         except sqlite3.DatabaseError as error:
             return self._begin_anew(error)
         except OSError as error:
@@ -50,9 +58,8 @@ class CostDatabase:
             return self._connect(":memory:")
 
     def _connect(self, target: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(target, timeout=30, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
-            connection.executescript("pragma busy_timeout=30000;")
             if target != ":memory:":
                 connection.execute("pragma journal_mode=wal")
                 connection.execute("pragma synchronous=normal")
@@ -113,7 +120,7 @@ class CostDatabase:
 
     def _query(self, sql: str, *values: object) -> tuple[float, ...] | None:
         try:
-            row: tuple[float, ...] | None = self._connection.execute(sql, values).fetchone()
+            row: tuple[float, ...] | None = _patiently(lambda: self._connection.execute(sql, values).fetchone())
         except sqlite3.DatabaseError as error:
             self._lose(error)
             return None
@@ -121,7 +128,7 @@ class CostDatabase:
 
     def _write(self, sql: str, *values: object) -> None:
         try:
-            self._connection.execute(sql, values)
+            _patiently(lambda: self._connection.execute(sql, values))
         except sqlite3.DatabaseError as error:
             self._lose(error)
 
@@ -132,3 +139,21 @@ class CostDatabase:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _patiently(action: Callable[[], _T]) -> _T:
+    """What `action` gives, tried again while another process holds the file.
+
+    SQLite waits by itself for most locks, but refuses at once where waiting could be a deadlock, as when several
+    processes turn a new file to its write-ahead log.
+    """
+    deadline = time.monotonic() + PATIENCE
+    pause = 0.001
+    while True:
+        try:
+            return action()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)

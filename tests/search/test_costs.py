@@ -8,6 +8,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,28 @@ def test_processes_that_write_the_same_kernels_agree_on_every_one(tmp_path: Path
     sums = {p.communicate()[0] for p in running}
     assert all(p.returncode == 0 for p in running)
     assert len(sums) == 1
+
+
+OPENER = """
+import sys, time
+from pathlib import Path
+from taso.backends.costs import CostDatabase
+for i in range(150):
+    # all processes at once, as nearly as clocks say
+    while time.time() < float(sys.argv[2]) + 0.02 * i:
+        pass
+    database = CostDatabase(Path(sys.argv[1]) / str(i))
+    database.keep_cost("device", "kernel", float(sys.argv[3]))
+    print(database.cost("device", "kernel"))
+    database.close()
+"""
+
+
+def test_processes_that_open_a_new_database_at_once_all_share_it(tmp_path: Path) -> None:
+    start = str(time.time() + 2)
+    commands = [[sys.executable, "-c", OPENER, str(tmp_path), start, str(n)] for n in (1, 2, 3, 4)]
+    pipe = subprocess.PIPE
+    running = [subprocess.Popen(c, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) for c in commands]
+    told = [p.communicate() for p in running]
+    assert len({out for out, _ in told}) == 1 and told[0][0]
+    assert [warned for _, warned in told] == [""] * 4
