@@ -845,7 +845,7 @@ def parse(text: str) -> Expr:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ExpressionError(f"'{text.strip()[:80]}' is not an expression: {error}") from error
+        raise ExpressionError(f"'{text.strip()[:80]}' is not an expression: {getattr(error, 'msg', error)}") from error
     return from_ast(tree.body)
 
 
