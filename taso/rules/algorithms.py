@@ -4,8 +4,7 @@ F(m, r) gives m outputs of a filter of r taps by n = m + r − 1 products (Winog
 
     y = Aᵀ [(G g) ⊙ (Bᵀ d)],        in two dimensions  Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A
 
-The matrices come from Toom and Cook's product of polynomials, transposed: evaluate at n − 1 points and at infinity,
-multiply there, interpolate. `transforms` computes them with fractions; no entry is written down anywhere.
+The matrices are those of `taso.graph.winograd`, with which the oneDNN backend's kernels compute.
 
 Two proofs go with them. `tile_defect` compares all coefficients of one tile's outputs, which are polynomials in its
 entries. The rules of `taso/rules/lowering/winograd.rules` say what that makes of ONNX's Conv on whole tensors: any
@@ -13,17 +12,13 @@ number of images and channels, groups, padding, sizes that are no multiple of m.
 leaves a Conv behind, with the transformed positions as groups, to which the rule for the other axis applies again;
 both together are the formula above. They go through the same gates as all rules. In floating point the result
 `approximates`: the transforms lose digits, the more the larger m is.
-
-No kernel uses these matrices yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import lru_cache
-from itertools import count, islice, product
+from itertools import product
 from math import prod
 
 from taso.graph.errors import ShapeError, TasoError
@@ -31,85 +26,7 @@ from taso.graph.index import Call, Const, Expr, Loop, Meaning, Pick, Read, at
 from taso.graph.operator import REQUIRED, Attrs, AttrValue, MeaningFunction, Operator, Required, Types, register
 from taso.graph.ops.common import output_loops, present, require_equal, single_axes
 from taso.graph.types import Dim, TensorType
-
-Matrix = tuple[tuple[Fraction, ...], ...]
-
-
-@dataclass(frozen=True)
-class Transforms:
-    """F(m, r): Aᵀ (m × n) of the outputs, G (n × r) of the filter, Bᵀ (n × n) of the data, n = m + r − 1."""
-
-    output: Matrix
-    filter: Matrix
-    data: Matrix
-
-    @property
-    def outputs(self) -> int:
-        return len(self.output)
-
-    @property
-    def taps(self) -> int:
-        return len(self.filter[0])
-
-    @property
-    def products(self) -> int:
-        return len(self.data)
-
-
-# ── matrices ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def interpolation_points() -> Iterator[Fraction]:
-    """0, ±1, then ±k and ±1/k: small numbers first, since large powers of them are what costs digits."""
-    yield Fraction(0)
-    yield from (Fraction(1), Fraction(-1))
-    for k in count(2):
-        yield from (Fraction(k), Fraction(-k), Fraction(1, k), Fraction(-1, k))
-
-
-@lru_cache(maxsize=64)
-def transforms(outputs: int, taps: int) -> Transforms:
-    """F(outputs, taps) with the first points of `interpolation_points`; raises `TasoError` for sizes below 1."""
-    if outputs < 1 or taps < 1 or outputs + taps < 3:
-        raise TasoError(f"F({outputs}, {taps}) is no filter: both sizes must be at least 1, and one of them more")
-    points = tuple(islice(interpolation_points(), outputs + taps - 2))
-    return from_points(outputs, taps, points)
-
-
-def from_points(outputs: int, taps: int, points: Sequence[Fraction]) -> Transforms:
-    """F(outputs, taps) from outputs + taps − 2 different points, and infinity.
-
-    A polynomial s of degree n − 1 is Σ s(pᵢ)·Lᵢ(x) / Nᵢ + s∞·L∞(x), where s∞ is its leading coefficient,
-    Lᵢ = Π_{j≠i} (x − pⱼ), Nᵢ = Lᵢ(pᵢ) and L∞ = Π (x − pⱼ). Read as a map of coefficients and transposed this is a
-    correlation: Bᵀ has the coefficients of the L, Aᵀ and G the powers of the points, G divided by N.
-    """
-    if len(points) != outputs + taps - 2 or len(set(points)) != len(points):
-        raise TasoError(f"F({outputs}, {taps}) takes {outputs + taps - 2} different points, not {len(points)}")
-    others = [tuple(q for q in points if q != p) for p in points]
-    scales = [_value(_with_roots(rest), p) for p, rest in zip(points, others, strict=True)]
-    n = outputs + taps - 1
-    data = tuple(_padded(_with_roots(rest), n) for rest in (*others, tuple(points)))
-    filters = [tuple(p**k / scale for k in range(taps)) for p, scale in zip(points, scales, strict=True)]
-    powers = [tuple(p**k for k in range(outputs)) for p in points]
-    leading = [tuple(Fraction(k == size - 1) for k in range(size)) for size in (outputs, taps)]
-    return Transforms(tuple(zip(*powers, leading[0], strict=True)), (*filters, leading[1]), data)
-
-
-def _with_roots(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """Coefficients of Π (x − root), that of x⁰ first."""
-    found = [Fraction(1)]
-    for root in roots:
-        found = [a - root * b for a, b in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
-    return tuple(found)
-
-
-def _value(coefficients: Sequence[Fraction], x: Fraction) -> Fraction:
-    return sum((c * x**k for k, c in enumerate(coefficients)), Fraction(0))
-
-
-def _padded(coefficients: tuple[Fraction, ...], size: int) -> tuple[Fraction, ...]:
-    return coefficients + (Fraction(0),) * (size - len(coefficients))
-
+from taso.graph.winograd import Matrix, Transforms, from_points, transforms
 
 # ── one tile ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,6 +172,6 @@ WINOGRAD_OUTPUT = _define("winograd_output", _output_type, _output_meaning, {})
 """(N, n·O, …, tiles, …) to (N, O, …, m·tiles, …)."""
 
 __all__ = [
-    "WINOGRAD_FILTER", "WINOGRAD_INPUT", "WINOGRAD_OUTPUT", "Matrix", "Transforms", "from_points",
-    "interpolation_points", "tile_defect", "transforms",
+    "WINOGRAD_FILTER", "WINOGRAD_INPUT", "WINOGRAD_OUTPUT", "Matrix", "Transforms", "from_points", "tile_defect",
+    "transforms",
 ]  # fmt: skip

@@ -37,7 +37,8 @@ PATIENCE = 300.0
 
 _PACKAGE = Path(__file__).parents[1]
 _JUDGES = (
-    "graph/index.py", "graph/numbers.py", "graph/operator.py", "graph/types.py", "graph/unknown.py", "graph/ops/*.py",
+    "graph/index.py", "graph/numbers.py", "graph/operator.py", "graph/types.py", "graph/unknown.py",
+    "graph/winograd.py", "graph/ops/*.py",
     "rules/constants.py", "rules/expression.py", "rules/instances.py", "rules/pattern.py", "rules/settings.py",
     "rules/primitives.py", "rules/algorithms.py", "rules/solving.py", "rules/tester.py", "rules/verifier/*.py",
 )  # fmt: skip

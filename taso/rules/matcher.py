@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class CompiledRule:
         self.number = number
         self.rule = rule
         self.routes = [_route(rule.source, start) for start in range(len(rule.source))]
-        self.exchange = exchange(rule)
+        self.exchanges = exchanges(rule)
 
     def rarest(self, counts: Mapping[Operator, int]) -> int | None:
         """The source node whose operator the graph has least often, None where it lacks one."""
@@ -82,14 +83,16 @@ class CompiledRule:
         return None if min(found)[0] == 0 else min(found)[1]
 
 
-def exchange(rule: Rule) -> tuple[int, ...]:
-    """The source nodes in the order that exchanging the two outputs of a symmetric rule brings about; () for any other.
+def exchanges(rule: Rule) -> tuple[tuple[int, ...], ...]:
+    """The orders of the source nodes that exchanging two outputs brings about which the rule does not tell apart.
 
-    Of two matches that differ by the exchange alone, one is enough.
+    Of matches that differ by such exchanges alone, one is enough.
     """
-    if len(rule.outputs) != 2:
-        return ()
-    (first, _), (second, _) = rule.outputs
+    places = itertools.combinations([port for port, _ in rule.outputs], 2)
+    return tuple(order for first, second in places if (order := _exchange(rule, first, second)))
+
+
+def _exchange(rule: Rule, first: Port, second: Port) -> tuple[int, ...]:
     nodes: dict[int, int] = {}
     names: dict[str, str] = {}
     if first.output != second.output or not _exchanged(rule.source, first.node, second.node, nodes, names):
@@ -97,8 +100,18 @@ def exchange(rule: Rule) -> tuple[int, ...]:
     order = tuple(nodes.get(i, i) for i in range(len(rule.source)))
     if sorted(order) != list(range(len(order))) or any(order[order[i]] != i for i in order):
         return ()
+    if any(_names_of(node, names) for i, node in enumerate(rule.source) if i not in nodes):
+        # what is not exchanged reads, or is set by, what is
+        return ()
     renamed = {_normal(_renamed(str(c), names)) for c in rule.conditions}
     return order if renamed == {_normal(str(c)) for c in rule.conditions} else ()
+
+
+def _names_of(node: PatternNode, names: Mapping[str, str]) -> bool:
+    """Whether a source node speaks of a name that is exchanged for another."""
+    said = {ref for ref in node.inputs if isinstance(ref, str)}
+    said.update(w for _, value in node.attrs for w in re.findall(r"[A-Za-z_]\w*", str(value)))
+    return any(names.get(name, name) != name for name in said)
 
 
 def _exchanged(source: Sequence[PatternNode], a: int, b: int, nodes: dict[int, int], names: dict[str, str]) -> bool:
@@ -250,7 +263,7 @@ class Matcher:
 
     def _from(self, view: Searched, compiled: CompiledRule, place: int, node: int) -> Iterator[Match]:
         for partial in self._complete(view, compiled, place, node):
-            if compiled.exchange and not _first_of_two(partial, compiled.exchange):
+            if not all(_first_of_two(partial, order) for order in compiled.exchanges):
                 continue
             if not _reason(view, compiled.rule, partial):
                 variables = {v: partial.variables[v] for v in compiled.rule.variables}
