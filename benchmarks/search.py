@@ -2,18 +2,19 @@
 
     python benchmarks/search.py --published DIR --course course.svg
 
-prints four tables. The first is TASO's examples with TASO's rules, as many graphs expanded as the original expands: its
+prints five tables. The first is TASO's examples with TASO's rules, as many graphs expanded as the original expands: its
 published file, read and proved, from the folder that holds it (graph_subst.pb), and those rules of the library that
 stand for what the original has built in. Without the folder that table is left out. The second is the same examples
-with the whole library and the default budget; `--course` also draws best cost against seconds (an .svg, or a .json with
-the points). The third is graphs of one block repeated, for the time of a candidate; the fourth one large graph.
+with the whole library, the default budget and the default search (`--search`); `--course` also draws best cost against
+seconds (an .svg, or a .json with the points). The third is graphs of one block repeated, for the time of a candidate;
+the fourth one large graph. The fifth compares the default search with what the others find from the original in ten
+times its seconds.
 
 Costs are warm: a formula by default, which nothing has to measure; with `--backend onednn` each search runs twice and
 the second is timed. Every search has a process of its own; its memory is the most that it took beside what the process
 began with. Seconds are elapsed ones; those of the processor stand beside them, for machines that others use too. Of
-the candidates some are worked out anew, others carried over from the graph before; distinct graphs are those of them
-that lay below α times the best. The original expands graphs that
-are no cheaper than the best; ours ends where none is below α times the best, so the first table also has α = 1.05.
+the candidates some are worked out anew, others carried over from the graph before; distinct graphs are those of a
+backtracking that lay below α times the best. The first table is the backtracking as published.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from taso.backends.select import get_backend
 from taso.rules.collection import admitted, library
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Exactness, Rule
+from taso.search import strategies
 from taso.search.backtracking import Backtracking, Limits, Outcome
 from taso.search.optimize import UNFOLDED, Settings, prepare, usable
 
@@ -52,6 +54,7 @@ BUILT_IN = (
     "enlarge-merge-conv-relu", "merge-conv", "merge-conv-relu", "merge-conv-sum", "merge-groups-2",
 )  # fmt: skip
 """What the original does beside its file: its operators merge, enlarge and fold for any window and stride."""
+TABLES = ("taso", "library", "flat", "large", "others")
 SIZES = (50, 500, 5000)
 LAYER = 26
 """Operators of one layer of `transformer`."""
@@ -95,23 +98,23 @@ class Search:
     backend: str
     alpha: float
     budget: int
+    name: str = "backtracking"
+    limit: float | None = None
 
 
 def figures(search: Search) -> Figures:
     """Runs a search in a process of its own."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(_figures, (search.build, search.rules, search.backend, search.alpha, search.budget))
+        return pool.apply(_figures, (search,))
 
 
-def _figures(
-    build: Callable[[], taso.Graph], rules: Sequence[Rule], name: str, alpha: float, budget: int
-) -> Figures:
+def _figures(search: Search) -> Figures:
     began = _most_memory()
-    graph = build()
-    backend: Backend = FormulaBackend() if name == "formula" else get_backend(name)
+    graph = search.build()
+    backend: Backend = FormulaBackend() if search.backend == "formula" else get_backend(search.backend)
     if backend.measures:
-        _searched(graph, rules, backend, alpha, budget)
-    preparing, seconds, processor, distinct, outcome = _searched(graph, rules, backend, alpha, budget)
+        _searched(graph, search, backend)
+    preparing, seconds, processor, distinct, outcome = _searched(graph, search, backend)
     told = outcome.statistics
     return Figures(
         nodes=len(graph.operators), seconds=seconds, processor=processor, preparing=preparing, expanded=told.expanded,
@@ -121,18 +124,23 @@ def _figures(
     )  # fmt: skip
 
 
-def _searched(
-    graph: taso.Graph, rules: Sequence[Rule], backend: Backend, alpha: float, budget: int
-) -> tuple[float, float, float, int, Outcome]:
+def _searched(graph: taso.Graph, search: Search, backend: Backend) -> tuple[float, float, float, int, Outcome]:
     """Seconds until the graph had its costs, of the search, and of the processor; graphs that were kept; the rest."""
     started = time.perf_counter()
+    rules = search.rules
     prepared = prepare(graph, Settings(backend, rules, CostDatabase()))
-    limits = Limits(alpha, budget, constant_bytes=2 * prepared.state.constant_bytes + UNFOLDED)
+    most = 2 * prepared.state.constant_bytes + UNFOLDED
+    limits = Limits(search.alpha, search.budget, search.limit, constant_bytes=most)
     begun, used = time.perf_counter(), time.process_time()
-    search = Backtracking(prepared.state, Matcher(rules), limits)
-    outcome = search.run()
+    kept = 0
+    if search.name == "backtracking":
+        run = Backtracking(prepared.state, Matcher(rules), limits)
+        outcome = run.run()
+        kept = len(run._seen)
+    else:
+        outcome = strategies.Search(prepared.state, Matcher(rules), limits, rules=rules).run(search.name)
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
-    return begun - started, seconds, processor, len(search._seen), outcome
+    return begun - started, seconds, processor, kept, outcome
 
 
 def _most_memory() -> float:
@@ -214,6 +222,24 @@ def flatness(rules: Sequence[Rule], backend: str, budget: int) -> None:
         print(f"  {name}: {each:.0f} µs of processor a candidate, {fresh:.0f} µs for each that was worked out anew")
 
 
+def against_others(rules: Sequence[Rule], told: argparse.Namespace) -> None:
+    """The cost that the default search ends with beside what the others end with in ten times its seconds."""
+    print(f"\n{told.search} and, in ten times its seconds, the others: ms by the sum of kernels")
+    others = [("backtracking", 1.0), ("backtracking", 1.05), ("mcts", 1.0), ("saturation", 1.0)]
+    names = " ".join(f"{f'{n} {a:g}':>18}" for n, a in others)
+    print(f"{'graph':14} {told.search:>12} {'seconds':>8} {names}  of best")
+    for model in told.models:
+        own = figures(Search(example(model), rules, told.backend, told.alpha, told.budget, told.search))
+        limit = max(10 * own.seconds, 1.0)
+        costs = [
+            figures(Search(example(model), rules, told.backend, alpha, 10**6, name, limit)).after
+            for name, alpha in others
+        ]
+        best = min(own.after, *costs)
+        each = " ".join(f"{c:18.4f}" for c in costs)
+        print(f"{model:14} {own.after:12.4f} {own.seconds:8.2f} {each} {own.after / best:8.4f}", flush=True)
+
+
 # ── the course ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 WIDTH, HEIGHT, LEFT, TOP = 640, 360, 60, 20
@@ -265,11 +291,12 @@ def svg(courses: dict[str, list[tuple[float, float]]]) -> str:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="taso, library, flat, large (default: all)")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)} (default: all)")
     parser.add_argument("--published", type=Path, help="a folder with TASO's rule file, graph_subst.pb")
     parser.add_argument("--models", nargs="+", default=[*EXAMPLES, *OTHERS], help="examples (default: all of these)")
     parser.add_argument("--backend", default="formula", help="whose costs (default: %(default)s)")
     parser.add_argument("--alpha", type=float, default=1.0, help="of the first two tables (default: %(default)s)")
+    parser.add_argument("--search", default="auto", choices=strategies.SEARCHES, help="of the second and fourth table")
     parser.add_argument("--budget", type=int, default=1000, help="of the second table (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=5000, help="of the large graph (default: %(default)s)")
     parser.add_argument("--course", type=Path, help="where to put best cost against seconds: an .svg or .json file")
@@ -280,10 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables that are asked for; 2 for wrong usage."""
     parser = options()
     told = parser.parse_args(arguments)
-    tables = told.tables or ["taso", "library", "flat", "large"]
+    tables = told.tables or TABLES
     for name in tables:
-        if name not in ("taso", "library", "flat", "large"):
-            parser.error(f"there is no table '{name}'; there are taso, library, flat and large")
+        if name not in TABLES:
+            parser.error(f"there is no table '{name}'; there are {', '.join(TABLES)}")
+    if "taso" in told.tables and told.published is None:
+        parser.error("the table 'taso' needs the folder of TASO's rule file: --published DIR")
     whole = usable(library(), (Exactness.EXACT, Exactness.REASSOCIATES))
     if "taso" in tables and told.published is not None:
         rules = published(told.published)
@@ -294,16 +323,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     if "library" in tables:
         found = table(
-            f"the library's {len(whole)} rules, alpha {told.alpha}, budget {told.budget}",
-            ((m, Search(example(m), whole, told.backend, told.alpha, told.budget)) for m in told.models),
+            f"the library's {len(whole)} rules, {told.search}, alpha {told.alpha}, budget {told.budget}",
+            ((m, Search(example(m), whole, told.backend, told.alpha, told.budget, told.search)) for m in told.models),
         )
         if told.course is not None:
             draw(found, told.course)
     if "flat" in tables:
         flatness(whole, told.backend, 5)
     if "large" in tables:
-        search = Search(partial(transformer, told.nodes), whole, told.backend, told.alpha, told.budget)
-        table(f"a large graph, whole library, alpha {told.alpha}, budget {told.budget}", [("transformer", search)])
+        build = partial(transformer, told.nodes)
+        search = Search(build, whole, told.backend, told.alpha, told.budget, told.search)
+        title = f"a large graph, whole library, {told.search}, alpha {told.alpha}, budget {told.budget}"
+        table(title, [("transformer", search)])
+    if "others" in tables:
+        against_others(whole, told)
     return 0
 
 

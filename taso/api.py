@@ -32,7 +32,8 @@ from taso.rules.writing import rule
 from taso.search import optimize as optimizing
 from taso.search.backtracking import Limits
 from taso.search.checkpoint import Checkpoint
-from taso.search.optimize import Settings, measuring_sizes, prepare, usable
+from taso.search.frugal import Aim
+from taso.search.optimize import Settings, measuring_sizes, usable
 from taso.search.result import Report
 from taso.search.strategies import check_name
 from taso.search.verify import random_feeds
@@ -67,8 +68,7 @@ class Graph(GraphBuilder):
 
     def cost(self, backend: str | Backend = "auto", threads: int | None = None) -> float:
         """Milliseconds for one inference as the sum of measured kernel costs (by a formula where nothing measures)."""
-        settings = _settings(self, backend, threads, (), {})
-        return prepare(self, settings).state.cost * 1e3
+        return optimizing.cost(self, _settings(self, backend, threads, (), {})) * 1e3
 
     def run_time(self, backend: str | Backend = "auto", threads: int | None = None, seconds: float = 1.0) -> float:
         """Milliseconds for one inference, measured: the median over repeated runs for about `seconds`.
@@ -156,7 +156,7 @@ def optimize(
     budget: int = 1000,
     print_subst: bool = False,
     *,
-    search: str = "backtracking",
+    search: str = "auto",
     backend: str | Backend = "auto",
     threads: int | None = None,
     rules: RuleSource | None = None,
@@ -172,6 +172,8 @@ def optimize(
     explain: str | Sequence[str] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     search_memory_limit: int | None = None,
+    objective: str = "time",
+    memory_limit: int | None = None,
     pieces: bool = True,
     workers: int | Executor | None = None,
 ) -> Graph:
@@ -179,16 +181,22 @@ def optimize(
 
     `alpha` and `budget` are TASO's: a candidate is kept while its cost is below `alpha` times the best, and
     `budget` bounds the graphs taken off the queue. `rules` (below) and `exactness` ("exact", "reassociates",
-    "approximates") say which rewrites to take. `time_limit` bounds measuring and search together, in seconds; the
-    final comparison comes on top. `input_shapes` gives the shapes to measure at where they are symbolic; with `freeze`
-    the result is for these shapes alone, and its inputs, outputs and value infos say so. `verify` compares outputs
-    with the original's on random inputs; `never_slower` ends with a measurement of both whole graphs and gives the
-    original back unless the best is faster. `graph` itself is never changed.
+    "approximates") say which rewrites to take; with "reassociates" among them kernels may use such algorithms as
+    libraries for float32 use by themselves (Winograd's for convolutions). `time_limit` bounds measuring and search
+    together, in seconds; the final comparison comes on top. `input_shapes` gives the shapes to measure at where they
+    are symbolic; with `freeze` the result is for these shapes alone, and its inputs, outputs and value infos say so.
+    `verify` compares outputs with the original's on random inputs; `never_slower` ends with a measurement of both whole
+    graphs and gives the original back unless the best is faster. `graph` itself is never changed.
 
-    `search` is "backtracking" (TASO's), "mcts" (Monte Carlo tree search, which draws from `seed`), "saturation" (all
-    rewrites at once in an e-graph, from which the cheapest graph is taken: exactly where `taso[saturation]` is
-    installed) or "auto" (backtracking, saturation, and backtracking from what that found). `alpha` is for backtracking
-    alone; `budget` bounds the graphs expanded by each search of "auto", and the iterations of saturation.
+    `search` is "backtracking" (TASO's, as published), "mcts" (Monte Carlo tree search, which draws from `seed`),
+    "saturation" (all rewrites at once in an e-graph, from which the cheapest graph is taken) or "auto" (a backtracking
+    that ends where nothing on the queue is below `alpha` times the best, saturation, and backtracking from what that
+    found). `alpha` is for backtracking alone; `budget` bounds the graphs expanded by each search of "auto", and the
+    iterations of saturation.
+
+    The best few graphs are planned exactly in the end: fusions, layouts and algorithms are chosen together by measured
+    costs. Then they run side by side with the original, and the measurement decides. The graph that comes back knows
+    its plan, which `taso.compile` follows on the same backend; an ONNX file does not hold it.
 
     `rules` are the packaged ones, or one of these, or a list of these, read from left to right:
 
@@ -215,6 +223,13 @@ def optimize(
     grow while it searches, weights not counted that are there before. Time, memory or Ctrl-C end a search early: the
     best so far comes back, and the report says what ended it.
 
+    `memory_limit` is in bytes what the values between kernels may take together, scratch memory included (what the
+    report calls `peak_after`): the fastest graph found that keeps to it comes back. With `objective="memory"` it is the
+    graph that needs the least, of those that need as much the fastest. Both trade time for memory, so that a graph may
+    come back that is slower than the original, but none that needs more memory, or more than is allowed. Where the
+    original keeps to the limit, `never_slower` holds as always. A limit that no graph found keeps to gives the graph
+    that needs the least, and the report says by how much it is missed.
+
     With `pieces` a large graph is cut at narrow places first. Each piece is searched once however often it is repeated,
     with its neighbours after that, and what is found is applied wherever it holds; the search of the whole graph starts
     from there. `workers` searches so many pieces at once, each in a process of its own, or on any
@@ -228,15 +243,16 @@ def optimize(
     `ModelError` for a model that cannot be read.
     """
     given = _graph(graph)
-    limits = Limits(alpha, budget, time_limit, memory=search_memory_limit)
+    limits, aim = Limits(alpha, budget, time_limit, memory=search_memory_limit), Aim(objective, memory_limit)
     check_name(search)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
         given = _same_class(optimizing.frozen(given, input_shapes or {}))
     settings = _settings(given, backend, threads, _usable(rules, exactness, rule_statuses), input_shapes or {})
-    settings.limits, settings.verify, settings.never_slower = limits, verify, never_slower
+    settings.limits, settings.aim, settings.verify, settings.never_slower = limits, aim, verify, never_slower
     settings.seed, settings.progress, settings.search = seed, progress, search
+    settings.algorithms = Exactness.REASSOCIATES.value in exactness
     settings.explain = [explain] if isinstance(explain, str) else explain
     settings.pieces, settings.workers = pieces, _checked_workers(workers)
     settings.checkpoint = None if checkpoint is None else Checkpoint(checkpoint).path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from taso import api
 from taso.backends.onednn.backend import processor
-from taso.backends.select import NAMES, get_backend
+from taso.backends.select import get_backend
 from taso.cli_arrays import feeds_of
 from taso.cli_common import (
     DONE,
@@ -33,7 +33,7 @@ from taso.cli_common import (
     usable_processors,
     whole,
 )
-from taso.cli_contest import FOREIGN, Contestant, Feeds, Result, available, contest, installed
+from taso.cli_contest import FOREIGN, RUNTIMES, Contestant, Feeds, Result, available, contest, installed
 from taso.cli_run import quartiles
 from taso.graph.errors import InputError
 
@@ -52,7 +52,7 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--optimized", metavar="FILE", help="time this model instead of optimizing")
     parser.add_argument(
         "--on", action="append", type=_runtimes, metavar="NAME,…",
-        help=f"what to run on: {', '.join((*NAMES, *FOREIGN))} (default: --backend, and the others that are installed)",
+        help=f"what to run on: {', '.join(RUNTIMES)} (default: --backend, and the others that are installed)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=whole(1), default=20, help="blocks for each of them (default: %(default)s)")
     parser.add_argument(
@@ -70,8 +70,8 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 def _runtimes(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in NAMES and name not in FOREIGN:
-            raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join((*NAMES, *FOREIGN))}")
+        if name not in RUNTIMES:
+            raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(RUNTIMES)}")
     return names
 
 
@@ -110,7 +110,7 @@ def _chosen(settings: argparse.Namespace) -> list[str]:
     for name in FOREIGN:
         if name not in here and any(map(installed, FOREIGN[name])) and not settings.quiet:
             say(f"{name} is left out: it needs {' and '.join(FOREIGN[name])}")
-    return [get_backend(settings.backend, settings.threads).name, *here]
+    return list(dict.fromkeys([get_backend(settings.backend, settings.threads).name, *here]))
 
 
 def _models(

@@ -35,6 +35,8 @@ Runner = Callable[[Feeds], Outputs]
 
 FOREIGN = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch", "onnx2torch")}
 """Runtimes of others, and the modules that each needs."""
+RUNTIMES = tuple(dict.fromkeys((*NAMES, *FOREIGN)))
+"""Where a model can be run: our backends and others' runtimes; ONNX Runtime is run as it is by itself."""
 LEAST_RUNS = 3
 """Runs that make a block, however long they take."""
 
@@ -206,8 +208,8 @@ def runner(runtime: str, path: str, threads: int) -> tuple[Runner, str]:
             missing = [m for m in FOREIGN[runtime] if not installed(m)]
             raise BackendUnavailable(f"{runtime} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
         return _RUNNERS[runtime](path, threads)
-    if runtime not in NAMES:
-        raise BackendError(f"there is no runtime '{runtime}': there are {', '.join((*NAMES, *FOREIGN))}")
+    if runtime not in RUNTIMES:
+        raise BackendError(f"there is no runtime '{runtime}': there are {', '.join(RUNTIMES)}")
     program = api.compile(path, runtime, threads)
     return (lambda feeds: program(feeds)), f"taso on {runtime}"
 

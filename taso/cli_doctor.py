@@ -54,7 +54,7 @@ class Optional:
 
 
 OPTIONAL = (
-    Optional("onnxruntime", "taso bench, and the tests", "pip install 'taso[onnxruntime]'"),
+    Optional("onnxruntime", "the backend of that name, taso bench, and the tests", "pip install 'taso[onnxruntime]'"),
     Optional("openvino", "taso bench", "pip install 'taso[openvino]'"),
     Optional("torch", "models of PyTorch, and taso bench", "pip install 'taso[torch]'"),
     Optional("onnxscript", "models of PyTorch", "pip install 'taso[torch]'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import taso
 from taso.cli_common import (
@@ -23,6 +24,7 @@ from taso.cli_common import (
 )
 from taso.cli_report import check_report_path, document, write_report
 from taso.graph.onnx_export import checked_target
+from taso.search.frugal import OBJECTIVES
 from taso.search.strategies import SEARCHES
 
 EXAMPLES = (
@@ -30,6 +32,7 @@ EXAMPLES = (
     ("taso optimize model.onnx -o fast.onnx --input image:8x3x224x224 --time-limit 60", "for batches of 8, soon"),
     ("taso optimize model.onnx --dry-run --report report.md", "see what would change, and keep the file as it is"),
     ("taso optimize model.onnx --dry-run --explain 'merge-*' --explain conv_3", "ask why rules did not apply"),
+    ("taso optimize model.onnx -o small.onnx --memory-limit 12MB", "the fastest within so much memory between kernels"),
     ("taso optimize model.onnx -o fast.onnx --budget 100000 --checkpoint search.taso", "a search that may be resumed"),
     ("taso optimize model.onnx -o fast.onnx -q --json > report.json", "in a script"),
 )
@@ -66,6 +69,14 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     add_limits(parser)
     parser.add_argument(
+        "--objective", choices=OBJECTIVES, default=OBJECTIVES[0],
+        help="what to have the least of: time, or memory between kernels (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory-limit", type=_size, metavar="SIZE",
+        help="what the values between kernels may take, in bytes or as 1.5MB: slower where it must be, to keep to that",
+    )  # fmt: skip
+    parser.add_argument(
         "--search-memory-limit", type=positive, metavar="GB", help="stop the search where it has taken so much memory"
     )
     parser.add_argument(
@@ -85,6 +96,20 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_NAMED = ", ".join(_UNITS)
+_SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?({'|'.join(_UNITS)})?", re.ASCII)
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    size = float(found[1]) * _UNITS[found[2] or "B"] if found else 0.0
+    if not 1 <= size < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size of at least one byte: a number, or one with {_NAMED}")
+    return int(size)
+
 
 
 def _search(text: str) -> str:
@@ -110,7 +135,8 @@ def run(settings: argparse.Namespace) -> int:
     with progress("reading", settings.quiet):
         graph = taso.load(settings.model)
     best = taso.optimize(
-        graph, search=settings.search, alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
+        graph, search=settings.search, objective=settings.objective, memory_limit=settings.memory_limit,
+        alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
         threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
         verify=settings.verify, input_shapes=dict(settings.input), freeze=settings.freeze,
         progress=False if settings.quiet else None, explain=settings.explain, checkpoint=settings.checkpoint,

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from taso.backends.select import NAMES
-from taso.cli_contest import FOREIGN
+from taso.cli_contest import RUNTIMES
 from taso.search.strategies import SEARCHES
 
-_KNOWN = {"--backend": NAMES, "--search": SEARCHES, "--on": (*NAMES, *FOREIGN)}
+_KNOWN = {"--backend": NAMES, "--search": SEARCHES, "--on": RUNTIMES}
 """Values of options that take others, too, or say more than argparse would of what they do not take."""
 _FILES = ("FILE", "DIR", "model", "first", "second")
 

@@ -9,6 +9,7 @@ import onnx
 import onnx.parser
 import pytest
 
+import taso
 from taso import cli
 from taso.cli_common import DONE, FAILED
 from taso.cli_report import markdown
@@ -113,3 +114,37 @@ def test_a_search_goes_on_from_its_checkpoint(model: Path, tmp_path: Path, capsy
 def test_a_report_may_be_the_picture_of_the_search(model: Path, tmp_path: Path) -> None:
     assert optimize(model, "--dry-run", "-q", "--report", tmp_path / "course.svg") == DONE
     assert (tmp_path / "course.svg").read_text("utf-8").startswith("<svg")
+
+
+def test_memory_may_be_limited_or_the_objective(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimize(model, "--dry-run", "--json", "--memory-limit", "16B", "--objective", "memory") == DONE
+    said = json.loads(capsys.readouterr().out)
+    assert said["peak_after"] <= said["peak_before"] and "memory limit of 16 bytes is missed by" in said["decision"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("1234567", 1234567), ("12MB", 12_000_000), ("1.5kB", 1500), ("2GiB", 2 << 30), ("0.5 MiB", 1 << 19)],
+)
+def test_sizes_are_bytes_or_have_a_unit(text: str, size: int, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def noted(graph: object, **settings: object) -> object:
+        given.append(settings["memory_limit"])
+        raise taso.SearchError("of this test")
+
+    monkeypatch.setattr("taso.optimize", noted)
+    assert optimize(model, "--dry-run", "--memory-limit", text) == FAILED and given == [size]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "0.5", "12mb", "MB", "1e400", "nan", "12 M B", "", "1kMB"])
+def test_what_is_no_size_is_wrong_usage(text: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        optimize(model, "--dry-run", f"--memory-limit={text}")
+    assert left.value.code == 2 and "is no size of at least one byte" in capsys.readouterr().err
+
+
+def test_an_objective_that_there_is_not_is_wrong_usage(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        optimize(model, "--dry-run", "--objective", "space")
+    assert left.value.code == 2 and "invalid choice: 'space'" in capsys.readouterr().err

@@ -56,6 +56,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def plans(self) -> bool:
+        """Whether programs follow what was chosen for a graph (`taso.backends.lowering.Choices`)."""
+        ...
+
+    @property
     def lowering(self) -> Lowering: ...
 
     def device_key(self) -> str:

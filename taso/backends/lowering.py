@@ -7,8 +7,8 @@ single-consumer element-wise nodes behind it; everything between is never stored
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
@@ -69,19 +69,22 @@ class Step:
 class Kernel:
     """What runs as one: an anchor step, the element-wise steps fused behind it, and how its operands lie.
 
-    Without steps it is a change of layout of its one operand. Results are those of the last step.
+    Without steps it is a change of layout of its one operand. Results are those of the last step. `algorithm` names
+    how the anchor is computed where a backend knows several ways, "" the one that it takes by itself.
     """
 
     operands: tuple[Operand, ...]
     steps: tuple[Step, ...]
     results: tuple[Operand, ...]
+    algorithm: str = ""
 
     @cached_property
     def key(self) -> str:
         """A stable name for the cost database: everything that decides how long it takes."""
         operands = ";".join(f"{o.type}{'w' if o.constant else ''}@{o.layout}" for o in self.operands)
         steps = ">".join(f"{s.op.domain}:{s.op.name}{_show(s.attrs)}({s.inputs})" for s in self.steps)
-        return f"{operands}|{steps}|{';'.join(f'{o.type}@{o.layout}' for o in self.results)}"
+        results = ";".join(f"{o.type}@{o.layout}" for o in self.results)
+        return f"{operands}|{steps}|{results}" + (f"|{self.algorithm}" if self.algorithm else "")
 
     @property
     def anchor(self) -> Step | None:
@@ -148,20 +151,43 @@ class Layouts:
         return PLAIN
 
     def _of_conv(self, attrs: Attrs, types: Sequence[TensorType | None], layouts: Sequence[str | None]) -> str:
-        """BLOCKED where whole blocks of channels meet (or an image of few channels comes in), else LAST.
+        """BLOCKED where that is possible, else LAST.
 
         What comes in with its channels last goes out so: it then lies well for all that follows.
         """
+        return LAST if layouts[0] == LAST or not self._conv_in_blocks(attrs, types) else BLOCKED
+
+    def _conv_in_blocks(self, attrs: Attrs, types: Sequence[TensorType | None]) -> bool:
+        """Whether whole blocks of channels meet in a convolution, or an image of few channels comes in."""
         x, w = types[0], types[1]
-        if x is None or w is None or layouts[0] == LAST:
-            return LAST
+        if x is None or w is None:
+            return False
         groups, (inner, outer) = attrs.int("group"), (x.dims[1], w.dims[0])
         whole = _divides(outer, self.block) and (_divides(inner, self.block) or _below(inner, 8))
         if groups > 1:
             depthwise = x.rank == 4 and inner == outer == groups
             step = self.block * groups
             whole = whole and (depthwise or _divides(inner, step) and _divides(outer, step))
-        return BLOCKED if whole and _small_pads(attrs, w) else LAST
+        return whole and _small_pads(attrs, w)
+
+    def possible(
+        self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], result: TensorType
+    ) -> tuple[str, ...]:  # fmt: skip
+        """All layouts in which an output of an operator may come out.
+
+        Two of them may be alike for the output: what the operator reads then lies differently.
+        """
+        if not self.applies(result):
+            return (PLAIN,)
+        if op.name == "Conv":
+            return (BLOCKED, LAST) if self._conv_in_blocks(attrs, types) else (LAST,)
+        if op.name in _FOLLOWS and not _dilated(attrs) or op.name in _ALONG_CHANNELS and _by_channels(attrs, result):
+            return (PLAIN, LAST, BLOCKED) if self._whole(op, attrs, types) else (PLAIN, LAST)
+        return (PLAIN, LAST, BLOCKED) if op.has(Trait.ELEMENTWISE) else (PLAIN,)
+
+    def canonical(self, t: TensorType, layout: str) -> str:
+        """The one name among those of layouts in which the tensor's bytes are the same."""
+        return next(x for x in (PLAIN, LAST, BLOCKED) if self.alike(t, x, layout))
 
     def _whole(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None]) -> bool:
         """Whether all parts of a Concat or Split along channels are whole blocks."""
@@ -287,12 +313,35 @@ class Group(Generic[N, V]):
         return self.nodes[-1]
 
 
+def no_others(kernel: Kernel) -> tuple[str, ...]:
+    """Of a backend that computes everything in one way."""
+    return ()
+
+
+def nowhere(kernel: Kernel) -> tuple[int, ...]:
+    """Of a backend that writes no result over an operand."""
+    return ()
+
+
+def no_scratch(kernel: Kernel) -> int:
+    """Of a backend whose kernels work in their operands and results alone."""
+    return 0
+
+
 @dataclass(frozen=True)
 class Lowering:
-    """The local rule that turns a graph into kernels for one backend."""
+    """The local rule that turns a graph into kernels for one backend.
+
+    `algorithms` names the ways to compute a kernel beside the usual one. For plans of memory, `in_place` are operands
+    of a kernel whose memory its result takes where nobody needs them any more, in the order in which that is tried,
+    and `scratch` the bytes that it works in beside.
+    """
 
     layouts: Layouts = field(default_factory=Layouts)
     fusion: Fusion = field(default_factory=Fusion)
+    algorithms: Callable[[Kernel], tuple[str, ...]] = no_others
+    in_place: Callable[[Kernel], tuple[int, ...]] = nowhere
+    scratch: Callable[[Kernel], int] = no_scratch
 
     def entry(self, view: View[N, V], node: N) -> int | None:
         """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""
@@ -309,21 +358,24 @@ class Lowering:
             return None
         best: tuple[int, int] | None = None
         for position, value in enumerate(view.inputs(node)):
-            rank = None if value is None else self._joins(view, node, position, value)
+            # one kernel, one layout: else its anchor would have to work in the layout of what comes last
+            if value is None or view.layout(value) != view.layout(outputs[0]):
+                continue
+            rank = self.joins(view, node, position)
             if rank is not None and (best is None or (rank, position) < best):
                 best = (rank, position)
         return best[1] if best is not None else None
 
-    def _joins(self, view: View[N, V], node: N, position: int, value: V) -> int | None:
-        """Rank of the producer of `value` as a place to join, None where `node` cannot join it."""
+    def joins(self, view: View[N, V], node: N, position: int) -> int | None:
+        """Rank of what makes an input as a place to join, None where `node` cannot join it; layouts left aside."""
+        value = view.inputs(node)[position]
+        if value is None or not view.op(node).has(Trait.ELEMENTWISE) or len(view.outputs(node)) != 1:
+            return None
         if view.is_constant(value) or view.is_output(value) or len(view.consumers(value)) != 1:
             return None
         producer = view.producer(value)
         rank = self.fusion.anchors(view.op(producer), view.type(value))
         if rank is None or len(view.outputs(producer)) != 1:
-            return None
-        # one kernel, one layout: else its anchor would have to work in the layout of what comes last
-        if view.layout(value) != view.layout(view.outputs(node)[0]):
             return None
         inputs = view.inputs(node)
         if sum(v == value for v in inputs) != 1:
@@ -434,24 +486,68 @@ def _is_stretch(t: TensorType, attrs: Attrs) -> bool:
     return len(cut) == 1 and cut[axis][2] == 1 and all(d == 1 for d in t.dims[:axis])
 
 
+# ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is decided of one graph's plan otherwise than by the local rule; by places of nodes in the graph's order.
+
+    `layouts` are those in which outputs (node, number of the output) come out, `entries` the input by which a node
+    joins a kernel (None: it starts one), `algorithms` those of kernels, by their anchors. `operators` are the names of
+    all nodes and where each of their inputs comes from: the choices are for such a graph alone.
+    """
+
+    operators: tuple[str, ...]
+    layouts: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    entries: Mapping[int, int | None] = field(default_factory=dict)
+    algorithms: Mapping[int, str] = field(default_factory=dict)
+
+    def fits(self, graph: Graph) -> bool:
+        """Whether the graph has the operators that these are choices for."""
+        return self.operators == structure(graph)
+
+
+def structure(graph: Graph) -> tuple[str, ...]:
+    """What each node is and where its inputs come from, by places in the graph's order."""
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    return tuple(
+        f"{n.op.name} {' '.join('-' if v is None else f'{place[v.node]}.{v.index}' for v in n.inputs)}" for n in place
+    )
+
+
+def choices_of(graph: Graph, backend: str) -> Choices | None:
+    """What was chosen for the graph on the backend of that name."""
+    found = graph.plans.get(backend)
+    return found if isinstance(found, Choices) else None
+
+
 # ── a whole graph ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class GraphView:
-    """A `Graph` of static types as lowering sees it."""
+    """A `Graph` of static types as lowering sees it, by the local rule or as `choices` have it."""
 
-    def __init__(self, graph: Graph, layouts: Layouts) -> None:
+    def __init__(self, graph: Graph, layouts: Layouts, choices: Choices | None = None) -> None:
         self.graph = graph
         self._consumers = graph.consumers()
         self._outputs = {v for _, v in graph.outputs}
         self._memo: dict[Node, int | None] = {}
         self._layouts: dict[Value, str] = {}
-        for node in graph.nodes:
+        chosen = choices.layouts if choices is not None else {}
+        nodes = graph.nodes
+        for place, node in enumerate(nodes):
             types = [v.type if v is not None else None for v in node.inputs]
             given = [self._layouts[v] if v is not None else None for v in node.inputs]
             found = layouts.of_outputs(node.op, node.attrs, types, given, [v.type for v in node.outputs])
             plain = node.constant or node.op.has(Trait.SOURCE)
-            self._layouts.update((v, PLAIN if plain else x) for v, x in zip(node.outputs, found, strict=True))
+            for value, layout in zip(node.outputs, found, strict=True):
+                asked = chosen.get((place, value.index), layout)
+                # at other sizes than those it was chosen for a layout may be none
+                possible = asked == layout or asked in layouts.possible(node.op, node.attrs, types, value.type)
+                self._layouts[value] = PLAIN if plain else asked if possible else layout
+        if choices is not None:
+            self._memo.update((nodes[place], entry) for place, entry in choices.entries.items())
 
     def op(self, node: Node) -> Operator:
         return node.op
@@ -508,9 +604,13 @@ class Plan:
     layouts: dict[Value, str]
 
 
-def lower(graph: Graph, lowering: Lowering) -> Plan:
-    """The kernels of a graph of static types. Weight-only nodes are no jobs: they are computed beforehand."""
-    view = GraphView(graph, lowering.layouts)
+def lower(graph: Graph, lowering: Lowering, choices: Choices | None = None) -> Plan:
+    """The kernels of a graph of static types, by the local rule or as `choices` have it where these fit.
+
+    Weight-only nodes are no jobs: they are computed beforehand.
+    """
+    choices = _fitting(choices, graph, lowering)
+    view = GraphView(graph, lowering.layouts, choices)
     jobs: list[Job] = []
     seen: set[Node] = set()
     position = {node: i for i, node in enumerate(graph.nodes)}
@@ -523,9 +623,32 @@ def lower(graph: Graph, lowering: Lowering) -> Plan:
     # a kernel runs when its last node could: by then all its operands are there
     for group in sorted(groups, key=lambda g: position[g.last]):
         kernel, operands = lowering.kernel(view, group)
+        algorithm = choices.algorithms.get(position[group.anchor]) if choices is not None else None
+        if algorithm in lowering.algorithms(kernel):
+            kernel = replace(kernel, algorithm=algorithm)
         jobs.append(Job(kernel, operands, group.last.outputs))
-    layouts = {v: view.layout(v) for node in graph.nodes for v in node.outputs}
+    layouts = {v: view.layout(v) for node in position for v in node.outputs}
     return Plan(tuple(jobs), layouts)
+
+
+def _fitting(choices: Choices | None, graph: Graph, lowering: Lowering) -> Choices | None:
+    """The choices where they are for this graph, and where nodes still join each other at its sizes."""
+    if choices is None or not choices.fits(graph):
+        return None
+    local, nodes = GraphView(graph, lowering.layouts), graph.nodes
+    joined = [(nodes[place], entry) for place, entry in choices.entries.items() if entry is not None]
+    if any(lowering.joins(local, node, entry) is None for node, entry in joined):
+        return None
+    view = GraphView(graph, lowering.layouts, choices)
+    for node in graph.run_time_nodes:
+        anchor: Node = lowering.anchor_of(view, node)
+        out = lowering.group(view, anchor).last.outputs[0]
+        types = [v.type if v is not None else None for v in anchor.inputs]
+        possible = lowering.layouts.possible(anchor.op, anchor.attrs, types, anchor.outputs[0].type)
+        if view.layout(out) not in (*possible, local.layout(out)):
+            # what an operator runs in is the layout of the last one in its kernel
+            return None
+    return choices
 
 
 def flops(kernel: Kernel) -> float:

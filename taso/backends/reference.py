@@ -29,6 +29,7 @@ class ReferenceBackend:
 
     name = "reference"
     measures = False
+    plans = False
 
     def __init__(self) -> None:
         self.lowering = Lowering()

@@ -6,13 +6,14 @@ import logging
 
 from taso.backends.base import Backend, checked_threads
 from taso.backends.onednn.backend import OneDNNBackend
+from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError, BackendUnavailable
 
 log = logging.getLogger(__name__)
 
-NAMES = ("auto", "onednn", "reference")
-_PLANNED = {"cudnn": "cuDNN", "onnxruntime": "ONNX Runtime"}
+NAMES = ("auto", "onednn", "onnxruntime", "reference")
+_PLANNED = {"cudnn": "cuDNN"}
 
 
 def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Backend:
@@ -31,6 +32,8 @@ def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Bac
         return _automatic(threads)
     if name == "onednn":
         return OneDNNBackend(threads)
+    if name == "onnxruntime":
+        return OnnxRuntimeBackend(threads)
     if name == "reference":
         return ReferenceBackend()
     if name in _PLANNED:

@@ -167,6 +167,8 @@ class Graph:
         self.inputs: list[Value] = []
         self.input_names: list[str] = []
         self.info = FileInfo()
+        # how a backend, by its name, is to run the graph: it alone knows what that is
+        self.plans: dict[str, object] = {}
         self._named_outputs: list[tuple[str, Value]] | None = None
         self._created: dict[Node, None] = {}
 
@@ -175,7 +177,7 @@ class Graph:
         fresh = type(self)()
         fresh.__dict__.update(self.__dict__)
         fresh.inputs, fresh.input_names = list(self.inputs), list(self.input_names)
-        fresh._created = dict(self._created)
+        fresh._created, fresh.plans = dict(self._created), dict(self.plans)
         return fresh
 
     def make(
@@ -285,7 +287,7 @@ class Graph:
             same = mapping.get(node.outputs[0]) if node.outputs else None
             if same is not None and same.node.op is node.op:
                 self.info.describe(node, same.node, info)
-        fresh.info = info
+        fresh.info, fresh.plans = info, dict(self.plans)
 
     def __repr__(self) -> str:
         return f"<Graph: {len(self.operators)} operators, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"

@@ -122,9 +122,12 @@ class Checkpoint:
 
     def _set_aside(self, reason: str) -> None:
         aside = f"{self.path}.unfit"
-        with contextlib.suppress(OSError):
+        try:
             os.replace(self.path, aside)
-        self._say(f"the checkpoint '{self.path}' cannot be used: {reason}; it was moved to '{aside}'")
+            where = f"it was moved to '{aside}'"
+        except OSError as error:
+            where = f"it could not be moved to '{aside}' ({error.strerror or error}), and a new one takes its place"
+        self._say(f"the checkpoint '{self.path}' cannot be used: {reason}; {where}")
         log.warning("%s", self.messages[-1])
 
     def _say(self, message: str) -> None:
@@ -158,7 +161,8 @@ def identity(search: Backtracking) -> str:
         rule = compiled.rule
         conditions = " and ".join(map(str, rule.conditions))
         add(compiled.number, rule.name, conditions, rule.exactness, rule.certificate.dimensions)
-    add(state.setting.costs.device, search.limits.alpha, search.limits.constant_bytes, state.cost.hex())
+    add(state.setting.costs.device, search.thorough, search.limits.alpha, search.limits.constant_bytes)
+    add(state.cost.hex())
     add(sorted((n, c.hex()) for n, c in state.kernel_costs.items()))
     return digest.hexdigest()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from taso.backends.base import Backend
@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 PENALTY = 1e3
 """Seconds charged for a kernel that cannot run: finite, so that differences of costs stay meaningful."""
+
+WORTHWHILE = 5e-5
+"""Seconds of a kernel below which no other algorithm is tried: there is too little to gain."""
 
 
 class Costs(Protocol):
@@ -41,6 +44,7 @@ class CostModel:
     `measured` counts kernels that had to be measured, `known` those found in the database; `clock` tells the time spent
     on costing (formulas, the database) and on measuring. A kernel that fails to run costs `PENALTY`: a candidate that
     needs it is never better. While `lenient` (for the original, which needs what it needs) a formula stands in for it.
+    `algorithms` says whether other algorithms than the usual one may be used.
     """
 
     backend: Backend
@@ -50,9 +54,11 @@ class CostModel:
     known: int = 0
     clock: Clock = field(default_factory=Clock)
     lenient: bool = False
+    algorithms: bool = False
     failures: dict[str, str] = field(default_factory=dict)
     _device: str = ""
     _costs: dict[Kernel, float] = field(default_factory=dict)
+    _cheapest: dict[Kernel, tuple[float, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._device = self.backend.device_key()
@@ -61,6 +67,16 @@ class CostModel:
     def device(self) -> str:
         """The backend's `device_key`."""
         return self._device
+
+    def cheapest(self, kernel: Kernel) -> tuple[float, str]:
+        """Seconds of one run, and the name of the algorithm that takes them ("": the usual one)."""
+        found = self._cheapest.get(kernel)
+        if found is None:
+            usual = self.kernel(kernel)
+            others = self.backend.lowering.algorithms(kernel) if self.algorithms and usual >= WORTHWHILE else ()
+            ways = [(usual, ""), *((self.kernel(replace(kernel, algorithm=a)), a) for a in others)]
+            found = self._cheapest[kernel] = min(ways)
+        return found
 
     def kernel(self, kernel: Kernel) -> float:
         """Seconds of one run."""

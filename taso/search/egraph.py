@@ -35,7 +35,6 @@ class EGraph:
         self.members: dict[int, list[int]] = {}
         self.changed: dict[int, None] = {}
         self.age: dict[int, int] = {}
-        self.renamed: dict[int, int] = {}
         self.size = 0
         self._parents: dict[int, int] = {}
         self._stale: list[int] = []
@@ -54,12 +53,6 @@ class EGraph:
     @property
     def outputs(self) -> tuple[int, ...]:
         return tuple(self.find(c) for c in self.start.graph_outputs)
-
-    def current(self, node: int) -> int:
-        """The node that stands for one that was named anew."""
-        while node in self.renamed:
-            node = self.renamed[node]
-        return node
 
     def is_constant(self, value: int) -> bool:
         return self.setting.store.class_constant[value]
@@ -135,7 +128,6 @@ class EGraph:
         match, hidden = self.made_by.get(node), [c for c in self.nodes[node] if (c, node) in self.filtered]
         classes = self._forget(node)
         self.age[fresh] = min(self.age[node], self.age.get(fresh, self.age[node]))
-        self.renamed[node] = fresh
         present = self.nodes.get(fresh)
         if present is None:
             for index, value in enumerate(classes):

@@ -8,23 +8,15 @@ comes out when the state is costed anew by the lowering plan.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from taso.backends.lowering import PLAIN, Group, Kernel, Operand
 from taso.graph.operator import Trait
 from taso.search.egraph import EGraph
+from taso.search.integer import MICRO, IntegerProgram, available
 from taso.search.moves import Limits
 from taso.search.state import NODE_COST, Cycle, State, StateView, recomputed
-
-try:
-    import highspy
-    from highspy._core import _Highs
-except ImportError:  # an extra: greedy extraction needs none
-    highspy = None  # type: ignore[assignment]  # told where somebody asks for it
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +24,8 @@ LONGEST = 6
 """Nodes of a chain that is chosen as one kernel."""
 MOST_CHAINS = 24
 """Chains that are looked at for one last node."""
-_MICRO = 1e6
 
-MISSING = (
-    "exact extraction needs the package highspy (pip install 'taso[saturation]'): the greedy one was used"
-)
+MISSING = "exact extraction needs the package highspy: the greedy one was used"
 
 
 @dataclass(frozen=True)
@@ -118,8 +107,8 @@ class Extractor:
         self._of: dict[int, list[int]] = {}
         self._chains: dict[int, list[tuple[tuple[int, ...], tuple[int | None, ...]]]] = {}
 
-    def run(self, seconds: float | None, most: int) -> Iterator[Extraction]:
-        """The greedy graph, then the exact one, which `seconds` bounds.
+    def run(self, seconds: float | None, most: int, nodes: int | None = None) -> Iterator[Extraction]:
+        """The greedy graph, then the exact one, which `seconds` and `nodes` of the solver's tree bound.
 
         Without `seconds`, and where there are more than `most` kernels to choose from, the greedy one alone.
         """
@@ -132,14 +121,14 @@ class Extractor:
         yield from self._extracted("greedy", chosen)
         if seconds is None or not chosen:
             return
-        if highspy is None:
+        if not available():
             log.warning(MISSING)
             self.told["exact"] = MISSING
             return
         if len(self._picks) > most:
             self.told["exact"] = f"left out: more than {most} kernels to choose from"
             return
-        better = self._exact(min((c for c in (chosen, self._started_from()) if c), key=self._sum), seconds)
+        better = self._exact(seconds, nodes)
         if better is not None:
             yield from self._extracted("exact", better)
 
@@ -284,35 +273,20 @@ class Extractor:
                 stack.extend(pick.reads)
         return list(chosen)
 
-    def _started_from(self) -> list[Pick]:
-        """The kernels of the state that the e-graph grew from; none where some of them are no more."""
-        start, current = self.egraph.start, self.egraph.current
-        known = {p.nodes: p for p in self._picks}
-        groups = [start.group_of(anchor).nodes for anchor in start.kernel_costs]
-        found = [known.get(tuple(current(n) for n in nodes)) for nodes in groups]
-        made = {c for p in found if p is not None for c in p.makes}
-        sources = [p for p in self._picks if not p.cost and not made.issuperset(p.makes)]
-        return [] if None in found else [p for p in (*found, *sources) if p is not None]
-
     # ── exact ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _exact(self, known: Sequence[Pick], seconds: float) -> list[Pick] | None:
-        """The cheapest set of kernels by an integer program, started from a known one; None where none is found."""
+    def _exact(self, seconds: float, nodes: int | None) -> list[Pick] | None:
+        """The cheapest set of kernels by an integer program; None where none is found in time."""
         left = self.left()
         limit = seconds if left is None else min(seconds, left)
         program = _Program()
         for pick in self._picks:
-            program.variable(pick.cost * _MICRO)
+            program.variable(pick.cost * MICRO)
         self._demand(program)
-        chosen = set(known)
-        start = [float(p in chosen) for p in self._picks]
-        asked = {c for p in known for c in p.relayouts}
-        start += [float(c in asked) for c in program.changes]
-        start += [float(any(c in p.constants for p in known)) for c in program.kept]
         if limit <= 0.0:
             self.told["exact"] = "left out: the time was up"
             return None
-        result = program.solve(start, limit)
+        result = program.solve(limit, nodes)
         self.told.update(program.told)
         if result is None:
             return None
@@ -332,13 +306,13 @@ class Extractor:
         for number, pick in enumerate(self._picks):
             for change in pick.relayouts:
                 if change not in program.changes:
-                    program.changes[change] = program.variable(self._relayout(change) * _MICRO)
+                    program.changes[change] = program.variable(self._relayout(change) * MICRO)
                 program.row({program.changes[change]: 1.0, number: -1.0}, 0.0)
         for value in sorted(self._outputs):
             change = (value, PLAIN)
             if egraph.setting.may_change_layout(value) and egraph.setting.store.class_layouts[value] != PLAIN:
                 if change not in program.changes:
-                    program.changes[change] = program.variable(self._relayout(change) * _MICRO)
+                    program.changes[change] = program.variable(self._relayout(change) * MICRO)
                 program.row({program.changes[change]: 1.0}, 1.0)
         self._bound_constants(program)
 
@@ -421,62 +395,11 @@ def _apart(egraph: EGraph, node: int) -> tuple[int, ...]:
 
 
 @dataclass
-class _Program:
-    """An integer program under construction: all variables are 0 or 1, every row is a lower bound."""
+class _Program(IntegerProgram):
+    """The program of an extraction, with the variables of changes of layout and of weights that are kept."""
 
-    costs: list[float] = field(default_factory=list)
-    rows: list[tuple[dict[int, float], float]] = field(default_factory=list)
     changes: dict[tuple[int, str], int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
-    told: dict[str, float | str] = field(default_factory=dict)
-
-    def variable(self, cost: float) -> int:
-        self.costs.append(cost)
-        return len(self.costs) - 1
-
-    def row(self, terms: dict[int, float], least: float) -> None:
-        """Σ terms ≥ least."""
-        self.rows.append(({i: x for i, x in terms.items() if x}, least))
-
-    def solve(self, start: Sequence[float], seconds: float) -> list[float] | None:
-        """The values of the variables; None where there is no solution in time. One thread: the same on every run."""
-        # not Highs(): that prints a banner to stdout when it is made
-        options = highspy.HighsOptions()
-        options.output_flag, options.threads, options.random_seed = False, 1, 0
-        options.time_limit, options.mip_rel_gap, options.mip_abs_gap = seconds, 1e-6, 1e-3
-        solver = _Highs()
-        solver.passOptions(options)
-        solver.passModel(self._model())
-        solution = highspy.HighsSolution()
-        solution.col_value = list(start)
-        solver.setSolution(solution)
-        solver.run()
-        info = solver.getInfo()
-        status = solver.modelStatusToString(solver.getModelStatus())
-        self.told.update(
-            exact=status, gap=float(info.mip_gap), bound_ms=info.mip_dual_bound / _MICRO * 1e3,
-            solver_nodes=float(info.mip_node_count), variables=len(self.costs), rows=len(self.rows),
-        )  # fmt: skip
-        feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        if not feasible or not math.isfinite(info.mip_gap):
-            return None
-        return list(solver.getSolution().col_value)
-
-    def _model(self) -> highspy.HighsLp:
-        lp = highspy.HighsLp()
-        n, m = len(self.costs), len(self.rows)
-        lp.num_col_, lp.num_row_ = n, m
-        lp.col_cost_ = np.array(self.costs)
-        lp.col_lower_, lp.col_upper_ = np.zeros(n), np.ones(n)
-        lp.integrality_ = [highspy.HighsVarType.kInteger] * n
-        lp.row_lower_ = np.array([least for _, least in self.rows])
-        lp.row_upper_ = np.full(m, highspy.kHighsInf)
-        starts = np.cumsum([0, *(len(terms) for terms, _ in self.rows)])
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = starts.astype(np.int32)
-        lp.a_matrix_.index_ = np.array([i for terms, _ in self.rows for i in terms], np.int32)
-        lp.a_matrix_.value_ = np.array([x for terms, _ in self.rows for x in terms.values()])
-        return lp
 
 
 __all__ = ["Extraction", "Extractor", "MISSING", "Pick"]

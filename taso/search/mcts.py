@@ -119,12 +119,12 @@ class TreeSearch(Moves):
             reached = self._take(self._drawn(branch))
             if reached is None:
                 continue
-            child = self._branch(reached, branch)
-            branch.children.append(child)
-            branch = child
             if reached.state.cost < self.best.state.cost - IMPROVEMENT:
                 self.best = reached
                 self._note(reached)
+            child = self._branch(reached, branch)
+            branch.children.append(child)
+            branch = child
             waiting = PATIENCE if reached.state.cost < least - IMPROVEMENT else waiting - 1
             least = min(least, reached.state.cost)
         self._deepest = max(self._deepest, len(branch.position.path))

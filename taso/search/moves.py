@@ -57,13 +57,17 @@ class NearMiss:
 
 @dataclass
 class Outcome:
-    """The best state found, how it was reached, and what was tried."""
+    """The best state found, how it was reached, and what was tried.
+
+    `order` are the nodes of the best in the order in which it is to be written, where that matters.
+    """
 
     initial: State
     best: State
     path: tuple[Taken, ...]
     statistics: Statistics
     near_misses: list[NearMiss] = field(default_factory=list)
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from taso.backends.lowering import is_view
-from taso.backends.ordering import planned_peak
-from taso.graph.cut import unrunnable, without_unrunnable
-from taso.graph.errors import BackendError, GraphError, InputError, TasoError
+from taso.backends.lowering import choices_of, is_view
+from taso.graph.errors import GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
 from taso.graph.onnx_shapes import fold_shapes, freeze
 from taso.graph.types import Dim, SymDim, symbols_of
@@ -24,14 +22,17 @@ from taso.search.bodies import optimize_bodies
 from taso.search.checkpoint import Checkpoint, Unfit
 from taso.search.clock import Clock
 from taso.search.costs import CostModel
+from taso.search.decision import bound_graph, decide, finalists, needs_of, tell_memory
 from taso.search.explain import Explainer, Names, Question, questions
+from taso.search.frugal import frugal
+from taso.search.planning import cost_of
 from taso.search.progress import progress_line
-from taso.search.result import Report, Rewrite, to_graph
+from taso.search.result import Report, Rewrite
 from taso.search.settings import Settings
 from taso.search.state import Setting, State, initial_state
 from taso.search.store import Store, load
 from taso.search.strategies import Search
-from taso.search.verify import Timing, check_program, compare, programs, race, random_feeds
+from taso.search.verify import compare
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,11 @@ ADMITTED = (Status.PROVED,)
 
 PHASES = (
     "preparing", "resuming", "searching", "matching", "evaluating", "costing", "measuring", "saving", "explaining",
-    "verifying", "racing",
+    "planning", "verifying", "racing",
 )  # fmt: skip
 """What a search spends its time on. "costing" are formulas and the database, "measuring" is what runs on the target,
-"resuming" and "saving" are for checkpoints, "racing" is the last word; "searching" is what the search does besides."""
-
-LEAST_GAIN = 1e-4
-"""Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
+"resuming" and "saving" are for checkpoints, "planning" and "racing" are the last word; "searching" is what the search
+does besides."""
 
 
 @dataclass
@@ -131,7 +130,7 @@ def prepare(graph: Graph, settings: Settings) -> Prepared:
     """Puts `graph` into a store and costs it, kernel by kernel."""
     sizes: dict[str, Dim] = dict(settings.sizes)
     trace = print if settings.print_measurements else None
-    costs = CostModel(settings.backend, settings.database, trace, clock=settings.clock)
+    costs = CostModel(settings.backend, settings.database, trace, clock=settings.clock, algorithms=settings.algorithms)
     store = Store(settings.backend.lowering.layouts, graph.info.opset, sizes)
     setting = Setting(store, settings.backend.lowering, costs)
     classes, nodes = load(store, graph)
@@ -141,13 +140,23 @@ def prepare(graph: Graph, settings: Settings) -> Prepared:
     return Prepared(state, classes, costs, sizes)
 
 
+def cost(graph: Graph, settings: Settings) -> float:
+    """Seconds of one inference as the sum of the kernels that a program of the graph launches."""
+    bound = bound_graph(graph, settings) if settings.backend.plans else None
+    if bound is None:
+        return prepare(graph, replace(settings, plan=False)).state.cost
+    trace = print if settings.print_measurements else None
+    costs = CostModel(settings.backend, settings.database, trace, clock=settings.clock, lenient=True)
+    return cost_of(bound, settings.backend.lowering, costs, choices_of(graph, settings.backend.name))
+
+
 def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     """The best graph found and the report; `graph` itself is never changed.
 
     The original comes back where nothing better is found, where the outputs could not be shown equal, or where the
-    whole-graph measurement does not show the best to be faster.
+    whole-graph measurement does not show the best to be faster, unless time was to be traded for memory.
     """
-    started = time.perf_counter()
+    started, given = time.perf_counter(), graph
     settings = replace(settings, clock=Clock())
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
@@ -163,6 +172,10 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
         report.decision += ", with what is known of its shapes folded"
     if report.body_rewrites:
         report.decision += f", with {report.body_rewrites} rewrites in bodies"
+    try:
+        tell_memory(given, best, settings, report)
+    except KeyboardInterrupt:
+        report.messages.append("interrupted before the memory was told")
     report.total_seconds = time.perf_counter() - started
     report.phases = phases(settings.clock, report.total_seconds)
     return best, report
@@ -210,7 +223,7 @@ def _with_bodies(graph: Graph, settings: Settings, report: Report) -> tuple[Grap
 
 def _best_body(graph: Graph, settings: Settings, report: Report) -> Graph:
     """`optimize` for a body: an interruption ends everything and not this body alone."""
-    settings = replace(settings, explain=(), checkpoint=None)
+    settings = replace(settings, explain=(), checkpoint=None, plan=False)
     graph = _folded(graph, settings, report)
     graph, settings = _with_bodies(graph, settings, report)
     return _optimized(graph, settings, report)
@@ -229,15 +242,22 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     )  # fmt: skip
     with progress_line(limits.budget, settings.progress) as line:
         with settings.clock("searching"):
-            prepared, outcome = _searched(graph, settings, prepared, limits, line, report)
+            shared = settings.aim.share(limits)
+            prepared, outcome = _searched(graph, settings, prepared, shared, line, report)
+            limits = replace(limits, time_limit=_left(settings.limits.time_limit, started))
+            needs = needs_of(graph, prepared.classes, settings)
+            outcome = frugal(outcome, settings.rules, limits, settings.aim, needs, settings.check_every_step)
     _describe(report, prepared, outcome, names, time.perf_counter() - started)
     _explain(report, Explainer(names, outcome, limits, settings.rules), asked, settings)
-    if not outcome.path:
-        report.decision = _nothing_found(limits, outcome)
-        return graph
     try:
-        best = to_graph(outcome.best, graph, prepared.classes, type(graph))
-        return _decide(graph, best, settings, prepared, outcome, report)
+        with settings.clock("planning"):
+            left = _left(settings.limits.time_limit, started)
+            found = finalists(graph, outcome, prepared.classes, prepared.costs, settings, report, left)
+        _tell_costs(report, prepared)
+        if not found:
+            report.decision = _nothing_found(limits, outcome, settings)
+            return graph
+        return decide(graph, found, settings, outcome.initial, report)
     except Exception as error:
         # whatever a kernel fails with when it runs
         log.warning("the optimized graph could not be used: %s", error, exc_info=not isinstance(error, TasoError))
@@ -297,11 +317,12 @@ def _left(time_limit: float | None, started: float) -> float | None:
     return None if time_limit is None else max(time_limit - (time.perf_counter() - started), 0.0)
 
 
-def _nothing_found(limits: Limits, outcome: Outcome) -> str:
+def _nothing_found(limits: Limits, outcome: Outcome, settings: Settings) -> str:
     if limits.budget == 0:
         return "the budget is 0: the original graph"
     tried = outcome.statistics.candidates
-    return f"none of the {tried} rewrites that apply lowers the cost: the original graph is the best found"
+    lowers = "serves" if settings.aim.frugal else "lowers the cost"
+    return f"none of the {tried} rewrites that apply {lowers}: the original graph is the best found"
 
 
 def _describe(report: Report, prepared: Prepared, outcome: Outcome, names: Names, seconds: float) -> None:
@@ -320,14 +341,18 @@ def _describe(report: Report, prepared: Prepared, outcome: Outcome, names: Names
     report.course = [(second, cost * 1e3) for second, cost in statistics.course]
     report.stopped = statistics.stopped
     report.search_seconds = seconds
+    if prepared.sizes and prepared.state.setting.store.sizes:
+        shown = ", ".join(f"{k}={v}" for k, v in sorted(prepared.sizes.items()))
+        report.messages.append(f"measured with {shown}")
+
+
+def _tell_costs(report: Report, prepared: Prepared) -> None:
+    """What costing came to, the plans of the finalists included."""
     report.measuring_seconds = prepared.costs.clock.seconds.get("measuring", 0.0)
     report.kernels_measured = prepared.costs.measured
     report.kernels_known = prepared.costs.known
     for kernel, reason in prepared.costs.failures.items():
         report.messages.append(f"a kernel could not be measured: {kernel}: {reason}")
-    if prepared.sizes and prepared.state.setting.store.sizes:
-        shown = ", ".join(f"{k}={v}" for k, v in sorted(prepared.sizes.items()))
-        report.messages.append(f"measured with {shown}")
 
 
 def kernel_count(state: State) -> int:
@@ -343,82 +368,6 @@ def _rewrite(taken: Taken, initial: State, names: Names) -> Rewrite:
     rule = taken.match.rule
     where = ", ".join(names.of(initial, n) for n in taken.match.nodes)
     return Rewrite(rule.name, rule.id, where, taken.gain * 1e3, rule.exactness.value, rule.status.value)
-
-
-def _decide(
-    graph: Graph, best: Graph, settings: Settings, prepared: Prepared, outcome: Outcome, report: Report
-) -> Graph:
-    """Compares outputs and whole-graph times: the last word."""
-    left_out = unrunnable(graph)
-    if left_out:
-        names = ", ".join(sorted({n.op.label for n in left_out}))
-        report.messages.append(f"nothing here can run {names}: what is around was compared and measured without")
-    saved = report.cost_before - report.cost_after
-    if settings.never_slower and settings.backend.measures and saved < LEAST_GAIN * report.cost_before:
-        report.decision = f"{len(report.rewrites)} rewrites save nothing that could be measured: the original graph"
-        report.set_aside, report.rewrites = report.rewrites, []
-        return graph
-    runnable, candidate = without_unrunnable(graph), without_unrunnable(best)
-    report.peak_before, report.peak_after = (_peak(g, settings) for g in (runnable, candidate))
-    if settings.verify:
-        with settings.clock("verifying"):
-            check = compare(runnable, candidate, prepared.sizes, settings.seed)
-        report.verified, report.verification, report.relative_error = check.passed, check.reason, check.error
-        if not check.passed:
-            log.warning("the optimized graph is not used: %s", check.reason)
-            report.decision = f"the outputs could not be shown equal ({check.reason}): the original graph"
-            report.set_aside, report.rewrites = report.rewrites, []
-            return graph
-    if not settings.never_slower or not settings.backend.measures:
-        report.decision = f"{len(report.rewrites)} rewrites, not measured as a whole"
-        return best
-    try:
-        with settings.clock("racing"):
-            timing = _timing(runnable, candidate, settings, prepared, outcome)
-    except KeyboardInterrupt:
-        report.decision = f"{len(report.rewrites)} rewrites; interrupted before the whole graph was measured"
-        return best
-    report.measured_before, report.measured_after = timing.original * 1e3, timing.best * 1e3
-    report.ratio_low, report.ratio_high = timing.low, timing.high
-    if timing.faster:
-        report.decision = f"{len(report.rewrites)} rewrites; the whole graph is measured to be faster"
-        return best
-    report.decision = (
-        f"{len(report.rewrites)} rewrites lower the summed kernel costs, but the whole graph is not measurably faster: "
-        "the original graph"
-    )
-    report.set_aside, report.rewrites = report.rewrites, []
-    return graph
-
-
-def _peak(graph: Graph, settings: Settings) -> int | None:
-    """Bytes of intermediate values at the sizes measured at; None where these leave sizes open."""
-    try:
-        bound = freeze(graph, dict(settings.sizes), {}) if graph.symbols else graph
-    except TasoError as error:
-        log.info("the memory between kernels is not known: %s", error)
-        return None
-    known = all(v.type.other is None and v.type.static for n in bound.nodes for v in n.outputs)
-    return planned_peak(bound, settings.backend.lowering) if known else None
-
-
-def _timing(graph: Graph, best: Graph, settings: Settings, prepared: Prepared, outcome: Outcome) -> Timing:
-    """The race of both graphs, or the stored verdict of an earlier one."""
-    device = settings.backend.device_key()
-    sizes = ",".join(f"{k}={v}" for k, v in sorted(prepared.sizes.items()))
-    first, second = (f"{s.fingerprint:016x}:{sizes}" for s in (outcome.initial, outcome.best))
-    stored = settings.database.verdict(device, first, second)
-    if stored is not None:
-        return Timing(*stored)
-    original, candidate = programs(settings.backend, graph, best, settings.threads)
-    feeds = random_feeds(graph, prepared.sizes, settings.seed)
-    if settings.verify:
-        wrong = check_program(candidate, best, feeds)
-        if wrong:
-            raise BackendError(wrong)
-    timing = race(original, candidate, feeds)
-    settings.database.keep_verdict(device, first, second, (timing.original, timing.best, timing.low, timing.high))
-    return timing
 
 
 __all__ = ["Settings", "frozen", "measuring_sizes", "optimize", "prepare", "usable"]

@@ -18,7 +18,7 @@ import math
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -28,7 +28,7 @@ import numpy as np
 
 from taso.backends.lowering import Kernel, Lowering
 from taso.backends.reference import ReferenceBackend
-from taso.graph.errors import GraphError
+from taso.graph.errors import GraphError, SearchError
 from taso.graph.onnx_weights import UNSTORED, Filled
 from taso.graph.operator import Array, Attrs, AttrValue, Operator, Trait, Weight
 from taso.graph.ops import INPUT, WEIGHT
@@ -297,7 +297,7 @@ def search_piece(task: Task) -> Found:
 def _searched(
     start: State, classes: Sequence[int], matcher: Matcher, limits: Limits, verify: bool, costs: KnownCosts | None
 ) -> Found:
-    outcome = backtrack(start, matcher, limits, verify=verify)
+    outcome = backtrack(start, matcher, limits, verify=verify, thorough=False)
     told = outcome.statistics
     return Found(
         tuple(_moves(start, classes, outcome.path)), () if costs is None else tuple(costs.unknown), told.expanded,
@@ -548,7 +548,7 @@ class _Pieces:
     def _search_there(self, pieces: Sequence[Piece], executor: Executor) -> list[Found]:
         """On the executor, again and again until nothing is left whose cost is unknown."""
         setting = self._initial.setting
-        rules, sizes = pickle.dumps(list(self._rules)), tuple(setting.store.sizes.items())
+        sizes = tuple(setting.store.sizes.items())
         known: dict[Kernel, float] = {}
         found: dict[Piece, Found] = {}
         for _ in range(_ROUNDS):
@@ -556,13 +556,18 @@ class _Pieces:
             if not waiting:
                 break
             limits = self._limits_for(-(-len(waiting) // self._workers))
-            tasks = [
-                Task(p, rules, setting.lowering, setting.store.opset, sizes, limits, self._verify, known)
-                for p in waiting
-            ]
             try:
+                rules = pickle.dumps(list(self._rules))
+                tasks = [
+                    Task(p, rules, setting.lowering, setting.store.opset, sizes, limits, self._verify, known)
+                    for p in waiting
+                ]
                 found.update(zip(waiting, executor.map(search_piece, tasks), strict=True))
-            except (BrokenExecutor, OSError, pickle.PicklingError) as error:
+            except SearchError:
+                # a test mode that found a difference
+                raise
+            except Exception as error:
+                # executors of many kinds, and whatever they fail with: all can be searched here as well
                 self._statistics.details["workers"] = f"given up: {error or type(error).__name__}"
                 log.warning("pieces are searched here, because workers failed: %s", error or type(error).__name__)
                 break

@@ -21,12 +21,18 @@ from taso.search.store import Entry
 log = logging.getLogger(__name__)
 
 
-def to_graph(state: State, original: Graph, classes: dict[Value, int], graph_class: type[Graph]) -> Graph:
-    """The graph of a state. Values that survive keep their names; constants that rules made are folded lazily."""
+def to_graph(
+    state: State, original: Graph, classes: dict[Value, int], graph_class: type[Graph],
+    order: Sequence[int] | None = None,
+) -> Graph:  # fmt: skip
+    """The graph of a state. Values that survive keep their names; constants that rules made are folded lazily.
+
+    `order` are its nodes, producers first, where they are to be in another order than its own.
+    """
     fresh = graph_class()
     entries = state.setting.store.entries
     values: dict[int, Value] = {}
-    for number in state.ordered():
+    for number in state.ordered() if order is None else order:
         entry = entries[number]
         inputs = [values[c] if c is not None else None for c in entry.inputs]
         node = _make(fresh, entry, inputs)
@@ -37,6 +43,8 @@ def to_graph(state: State, original: Graph, classes: dict[Value, int], graph_cla
     for old, (_, value) in zip(state.graph_outputs, original.outputs, strict=True):
         mapping[value] = values[old]
     original.transfer(fresh, mapping)
+    # what was chosen for the original is not for this one
+    fresh.plans.clear()
     return fold(fresh)
 
 
@@ -129,11 +137,27 @@ class Rewrite:
 
 
 @dataclass
+class Trial:
+    """A graph that came last: its rewrites, what it takes by its kernels and measured, and the ratio to the original.
+
+    Milliseconds; None where it was not run.
+    """
+
+    rewrites: int
+    predicted_ms: float
+    measured_ms: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+
+
+@dataclass
 class Report:
     """What `optimize` did. Times in milliseconds; `measured_*` are whole-graph medians, None where nothing was run.
     `peak_*` are the most bytes that intermediate values take up, None where sizes are not known.
 
     `rewrites` lead to the graph that came back; `set_aside` are those that were found and not kept in the end.
+    `finalists` were run side by side with the original; `plan` says how the plan of the one that was taken came about:
+    what the solver said, what it saves against the local rule (`saves_ms`), how many kernels use which algorithm.
     `body_rewrites` were taken in bodies of If, Loop and the like, whose search expanded `bodies_expanded` graphs.
     `phases` says where the seconds went, each counted once; `course` are pairs of seconds since the search began and of
     the best cost from then on. `resumed` graphs of those expanded were so by earlier calls, which left a checkpoint.
@@ -157,6 +181,8 @@ class Report:
     bodies_expanded: int = 0
     rewrites: list[Rewrite] = field(default_factory=list)
     set_aside: list[Rewrite] = field(default_factory=list)
+    finalists: list[Trial] = field(default_factory=list)
+    plan: dict[str, float | str] = field(default_factory=dict)
     near_misses: list[tuple[str, float]] = field(default_factory=list)
     explanations: list[Explanation] = field(default_factory=list)
     decision: str = ""
@@ -235,6 +261,10 @@ class Report:
                 f"whole graph on {self.backend}: {self.measured_before:.3f} → {self.measured_after:.3f} ms "
                 f"(ratio {self.ratio_low:.3f} to {self.ratio_high:.3f})"
             )
+        if len(self.finalists) > 1:
+            lines.append("finalists, predicted and measured: " + ", ".join(map(_trial, self.finalists)))
+        if self.plan:
+            lines.append(f"plan: {', '.join(_detail(k, v) for k, v in self.plan.items())}")
         if self.verified is not None:
             said = f"equal, largest relative error {self.relative_error:.1e}"
             said = said if self.verified else f"not shown equal, {self.verification}"
@@ -265,6 +295,11 @@ class Report:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.3f} MB"
+
+
+def _trial(trial: Trial) -> str:
+    measured = "not run" if trial.measured_ms is None else f"{trial.measured_ms:.3f} ms"
+    return f"{trial.rewrites} rewrites {trial.predicted_ms:.3f} and {measured}"
 
 
 def _detail(name: str, value: float | str) -> str:
@@ -346,6 +381,14 @@ def _as_rewrite(part: Mapping[str, object]) -> Rewrite:
     return Rewrite(_text(part["rule"]), _text(part["identifier"]), _text(part["where"]), _float(part["gain_ms"]), *said)
 
 
+def _as_trial(part: Mapping[str, object]) -> Trial:
+    rewrites = part["rewrites"]
+    if isinstance(rewrites, bool) or not isinstance(rewrites, int):
+        raise TypeError("a number of rewrites was expected")
+    given = [part[name] for name in ("measured_ms", "ratio_low", "ratio_high")]
+    return Trial(rewrites, _float(part["predicted_ms"]), *(None if x is None else _float(x) for x in given))
+
+
 def _as_explanation(part: Mapping[str, object]) -> Explanation:
     asked, rule, identifier, graph, outcome, reason, not_used = (
         _text(part[name]) for name in ("asked", "rule", "identifier", "graph", "outcome", "reason", "not_used")
@@ -367,6 +410,6 @@ def _float(value: object) -> float:
 
 
 _PARTS: dict[str, Callable[[Mapping[str, object]], object]] = {
-    "rewrites": _as_rewrite, "set_aside": _as_rewrite, "explanations": _as_explanation
+    "rewrites": _as_rewrite, "set_aside": _as_rewrite, "explanations": _as_explanation, "finalists": _as_trial,
 }  # fmt: skip
 _PAIRS = {"near_misses", "course"}

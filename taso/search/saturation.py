@@ -34,8 +34,8 @@ class Bounds:
 
     `iterations` in which rules are applied, those of several outputs in the first `several` of them only; `nodes` that
     do work at run time, at most `matches` of one rule in an iteration, found in at most ten times as many places;
-    `looks` at places in all. `seconds` are for the integer program, which is left out where there are more than
-    `kernels` to choose from.
+    `looks` at places in all. `seconds` are for the integer program, of whose tree at most `solver_nodes` are looked at;
+    it is left out where there are more than `kernels` to choose from.
     """
 
     iterations: int = 12
@@ -46,6 +46,7 @@ class Bounds:
     seconds: float = 20.0
     kernels: int = 20_000
     exact: bool = True
+    solver_nodes: int | None = None
 
 
 class _Judge(Matcher):
@@ -126,7 +127,8 @@ class Saturation(Moves):
             filtered=len(egraph.filtered), saturation_seconds=time.perf_counter() - started,
         )  # fmt: skip
         extractor = Extractor(egraph, self.limits, self._left)
-        for found in extractor.run(self.bounds.seconds if self.bounds.exact else None, self.bounds.kernels):
+        seconds = self.bounds.seconds if self.bounds.exact else None
+        for found in extractor.run(seconds, self.bounds.kernels, self.bounds.solver_nodes):
             self._consider(egraph, found)
         details.update(extractor.told)
 
@@ -248,7 +250,8 @@ class Saturation(Moves):
                 count += 1
                 if count >= self.bounds.matches:
                     break
-            place += 1
+            else:
+                place += 1
         del known.waiting[:place]
 
     def _at(self, egraph: EGraph, known: _Known, place: int, node: int) -> Iterator[Match]:
@@ -256,9 +259,10 @@ class Saturation(Moves):
         if node not in egraph.nodes:
             return
         found = _placements(egraph, known.compiled, {place: node}, known.compiled.routes[place])
-        for nodes in itertools.islice(found, min(self.bounds.matches, self._looks)):
+        fresh = (n for n in (tuple(f[i] for i in range(len(f))) for f in found) if n not in known.seen)
+        for nodes in itertools.islice(fresh, min(self.bounds.matches, self._looks)):
             self._looks -= 1
-            yield from known.at(egraph, place, tuple(nodes[i] for i in range(len(nodes))))
+            yield from known.at(egraph, place, nodes)
 
 
 def _stands_for(node: PatternNode) -> Operator:

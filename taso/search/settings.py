@@ -11,6 +11,7 @@ from taso.backends.costs import CostDatabase
 from taso.rules.pattern import Rule
 from taso.search.backtracking import Limits
 from taso.search.clock import Clock
+from taso.search.frugal import Aim
 
 
 @dataclass
@@ -18,15 +19,17 @@ class Settings:
     """How to optimize. `threads` and `backend` say where the result is to run, `search` is one of `SEARCHES`.
 
     `explain` names rules or nodes that the report is to explain; `checkpoint` is the file that keeps the search's
-    state. With `pieces` a large graph is searched in pieces first, as many at once as there are `workers`. `clock`
-    tells where the time went; `check_every_step` recomputes everything incremental and compares.
+    state. With `plan` the last few graphs get exact plans, and with `algorithms` kernels may be computed by others than
+    the usual ones. With `pieces` a large graph is searched in pieces first, as many at once as there are `workers`.
+    `aim` says what memory matters. `clock` tells where the time went; `check_every_step` recomputes everything
+    incremental and compares.
     """
 
     backend: Backend
     rules: Sequence[Rule]
     database: CostDatabase
     limits: Limits = field(default_factory=Limits)
-    search: str = "backtracking"
+    search: str = "auto"
     threads: int | None = None
     verify: bool = True
     never_slower: bool = True
@@ -37,6 +40,9 @@ class Settings:
     check_every_step: bool = False
     explain: Sequence[str] = ()
     checkpoint: str | None = None
+    plan: bool = True
+    algorithms: bool = True
     pieces: bool = True
     workers: int | Executor | None = None
+    aim: Aim = field(default_factory=Aim)
     clock: Clock = field(default_factory=Clock)

@@ -703,7 +703,7 @@ class Draft(StateView):
         return self._costs
 
     def _changed_costs(self) -> tuple[dict[int, float | None], dict[int, float]]:
-        before, after = self._regrouped()
+        before, after = self.regrouped()
         self._looked_at.update(self.touched())
         kernels: dict[int, float | None] = dict.fromkeys(before)
         for anchor, group in after.items():
@@ -712,7 +712,7 @@ class Draft(StateView):
             self._looked_at.update(group.nodes)
         return kernels, self._changed_layouts(before.values(), after.values())
 
-    def _regrouped(self) -> tuple[dict[int, Group[int, int]], dict[int, Group[int, int]]]:
+    def regrouped(self) -> tuple[dict[int, Group[int, int]], dict[int, Group[int, int]]]:
         """The kernels, by anchor, that touched nodes were in, and those that they are in now."""
         parent, lowering = self.parent, self.setting.lowering
         touched = [n for n in self.touched() if is_costed(self, n)]

@@ -1,7 +1,9 @@
-"""The searches by name, and `auto`: one after the other, each where the other ends."""
+"""The searches by name, and `auto`, which is several of them one after the other."""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -10,17 +12,20 @@ from dataclasses import dataclass, replace
 from taso.graph.errors import SearchError
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Rule
-from taso.search.backtracking import Backtracking, Keeper
+from taso.search.backtracking import Keeper, backtrack
 from taso.search.mcts import search_tree
 from taso.search.moves import IMPROVEMENT, Limits, Outcome, Progress, Statistics
 from taso.search.pieces import FROM, in_pieces
 from taso.search.saturation import Bounds, saturate
 from taso.search.state import State
 
+log = logging.getLogger(__name__)
+
 SEARCHES = ("backtracking", "mcts", "saturation", "auto")
 
-AUTO_BOUNDS = Bounds(nodes=2000, kernels=2000)
-"""How far `auto` lets an e-graph grow. A small integer program is solved long before its time is up, on any machine."""
+AUTO_BOUNDS = Bounds(nodes=2000, kernels=4000, looks=15_000, seconds=math.inf, solver_nodes=100)
+"""How far `auto` lets an e-graph grow, and how long its integer program is worked at: none of it in seconds, so that
+the result is the same on any machine."""
 
 
 @dataclass
@@ -69,10 +74,10 @@ class Search:
     def _has_pieces(self) -> bool:
         return bool(self.rules) and self.keeper is None and self.limits.budget > 0 and self.initial.size >= FROM
 
-    def _backtracking(self, earlier: Outcome | None) -> Outcome:
-        return Backtracking(
-            self.initial, self.matcher, self.limits, self.progress, self.verify, earlier, self.keeper
-        ).run()
+    def _backtracking(self, earlier: Outcome | None, thorough: bool = True) -> Outcome:
+        return backtrack(
+            self.initial, self.matcher, self.limits, self.progress, self.verify, earlier, self.keeper, thorough
+        )
 
     def _mcts(self, earlier: Outcome | None) -> Outcome:
         return search_tree(
@@ -85,19 +90,25 @@ class Search:
     def _auto(self, earlier: Outcome | None) -> Outcome:
         """Backtracking, then saturation, then backtracking from what that found; the best of them.
 
-        Backtracking is quick and takes all that pays at once, saturation finds what has to become dearer first, and
-        what a sum of costs cannot say is left to the second backtracking.
+        Backtracking, which is not thorough here, is quick and takes all that pays at once, saturation finds what has to
+        become dearer first, and what a sum of costs cannot say is left to the second backtracking.
         """
         started = time.perf_counter()
-        first = replace(self, limits=self._part(started, 3))._backtracking(earlier)
+        first = replace(self, limits=self._part(started, 3))._backtracking(earlier, thorough=False)
         stages = [("backtracking", first)]
-        if not self._over(first):
-            bounds = self.bounds or AUTO_BOUNDS
-            rest = replace(self, keeper=None, limits=self._part(started, 2), bounds=bounds)
-            stages.append(("saturation", rest._saturation(earlier)))
-        if len(stages) == 2 and not self._over(stages[1][1]):
-            rest = replace(self, keeper=None, limits=self._part(started, 1))
-            stages.append(("backtracking from there", rest._backtracking(stages[1][1])))
+        try:
+            if not self._over(first):
+                rest = replace(self, keeper=None, limits=self._part(started, 2), bounds=self.bounds or AUTO_BOUNDS)
+                stages.append(("saturation", rest._saturation(earlier)))
+            if len(stages) == 2 and not self._over(stages[1][1]):
+                rest = replace(self, keeper=None, limits=self._part(started, 1))
+                stages.append(("backtracking from there", rest._backtracking(stages[1][1], thorough=False)))
+        except (KeyboardInterrupt, MemoryError) as reason:
+            # in a search whatever ends it is dealt with there; this came between two of them
+            log.warning("the search ended between two of its stages")
+            together = _together(stages, started)
+            together.statistics.stopped = "interrupted" if isinstance(reason, KeyboardInterrupt) else "no memory left"
+            return together
         return _together(stages, started)
 
     def _part(self, started: float, stages: int) -> Limits:
@@ -117,6 +128,7 @@ def _after_pieces(pieces: Outcome, whole: Outcome) -> Outcome:
     for count in ("expanded", "candidates", "reused", "duplicates", "refused"):
         setattr(told, count, getattr(told, count) + getattr(before, count))
     told.details = {**before.details, **told.details}
+    told.stopped = before.stopped or told.stopped
     told.course = [*before.course, *((before.seconds + second, cost) for second, cost in told.course)]
     told.seconds += before.seconds
     return whole
@@ -140,13 +152,16 @@ def _together(stages: list[tuple[str, Outcome]], started: float) -> Outcome:
         told.details[f"{name}: cost_ms"] = outcome.best.cost * 1e3
         told.details[f"{name}: seconds"] = each.seconds
         told.details.update((f"{name}: {key}", value) for key, value in each.details.items())
-        told.stopped = each.stopped
+        told.stopped = told.stopped or each.stopped
         for second, cost in each.course:
             if not told.course or cost < told.course[-1][1]:
                 told.course.append((before + second, cost))
         before += each.seconds
         if outcome.best.cost < best.best.cost - IMPROVEMENT:
             best, told.details["taken"] = outcome, name
+        elif outcome.best.fingerprint == best.best.fingerprint and not best.near_misses:
+            # an e-graph knows of no rewrites that nearly pay
+            best = replace(best, near_misses=outcome.near_misses)
     told.details.setdefault("taken", stages[0][0])
     told.seconds = time.perf_counter() - started
     return replace(best, statistics=told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -256,44 +256,71 @@ class Timing:
         """Whether even the lower end of the interval of original / best lies above 1."""
         return self.low > 1.0
 
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves 1 on one side."""
+        return self.low > 1.0 or self.high < 1.0
+
 
 def race(
     original: Executable, best: Executable, feeds: Feeds, seconds: float = 2.0, least: int = 12, most: int = 400
 ) -> Timing:
     """Runs two programs alternately, in both orders, and compares their times pair by pair.
 
-    Stops when the interval of the median ratio (95 %, from its order statistics) leaves 1, or the time is up.
+    Stops when the interval of the median ratio (from its order statistics) leaves 1 by far, or the time is up.
     """
-    for program in (original, best, original, best):
-        program(feeds)
-    times: tuple[list[float], list[float]] = ([], [])
-    ratios: list[float] = []
-    deadline = time.perf_counter() + seconds
-    low = high = 1.0
-    while len(ratios) < most and (len(ratios) < least or time.perf_counter() < deadline):
-        order = (0, 1) if len(ratios) % 2 == 0 else (1, 0)
-        pair = [0.0, 0.0]
-        for which in order:
-            program = (original, best)[which]
-            started = time.perf_counter()
+    return contest(original, [best], feeds, seconds, least, most)[0]
+
+
+def contest(
+    original: Executable, others: Sequence[Executable], feeds: Feeds, seconds: float = 2.0, least: int = 12,
+    most: int = 400,
+) -> list[Timing]:  # fmt: skip
+    """Runs programs in turns, every other round the other way round, and compares each with the original.
+
+    Stops when the intervals of all median ratios (from their order statistics) leave 1 by far, or the time is up.
+    """
+    programs = [original, *others]
+    for _ in range(2):
+        for program in programs:
             program(feeds)
-            pair[which] = time.perf_counter() - started
-        times[0].append(pair[0])
-        times[1].append(pair[1])
-        ratios.append(pair[0] / pair[1])
-        if len(ratios) >= least and len(ratios) % 4 == 0:
-            low, high = median_interval(ratios)
-            if (low > 1.0 or high < 1.0) and len(ratios) >= 2 * least:
-                break
-    low, high = median_interval(ratios)
-    return Timing(statistics.median(times[0]), statistics.median(times[1]), low, high, len(ratios), ratios)
+    times: list[list[float]] = [[] for _ in programs]
+    deadline = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < most and (rounds < least or time.perf_counter() < deadline):
+        order = range(len(programs))
+        for which in order if rounds % 2 == 0 else reversed(order):
+            started = time.perf_counter()
+            programs[which](feeds)
+            times[which].append(time.perf_counter() - started)
+        rounds += 1
+        if rounds >= 2 * least and rounds % 4 == 0 and all(t.decided for t in _timings(times, _EARLY)):
+            break
+    return _timings(times, _LATE[min(len(others), len(_LATE)) - 1])
 
 
-def median_interval(values: list[float]) -> tuple[float, float]:
-    """A 95 % interval of the median from order statistics (normal approximation of the binomial)."""
+_EARLY = 3.5
+"""Standard deviations of the interval by which a contest ends early: it is looked at again and again, and one look in
+some thousands may be wrong."""
+_LATE = (1.96, 2.24, 2.39, 2.5)
+"""Those of the last look, for one, two and more programs beside the original: 95 % for all of them together."""
+
+
+def _timings(times: Sequence[Sequence[float]], deviations: float) -> list[Timing]:
+    """What the times of the original, which are the first, and of others in the same rounds say of those."""
+    found = []
+    for own in times[1:]:
+        ratios = [a / b for a, b in zip(times[0], own, strict=True)]
+        low, high = median_interval(ratios, deviations)
+        found.append(Timing(statistics.median(times[0]), statistics.median(own), low, high, len(ratios), ratios))
+    return found
+
+
+def median_interval(values: list[float], deviations: float = 1.96) -> tuple[float, float]:
+    """An interval of the median from order statistics (normal approximation of the binomial), by default of 95 %."""
     ordered = sorted(values)
     n = len(ordered)
-    half = 0.98 * n**0.5
+    half = deviations / 2 * n**0.5
     first, last = int(max(n / 2 - half, 0)), int(min(n / 2 + half, n - 1))
     return ordered[first], ordered[last]
 

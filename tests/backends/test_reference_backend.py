@@ -69,7 +69,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         get_backend("fastest")
 
 
-@pytest.mark.parametrize("name", ["cudnn", "onnxruntime"])
+@pytest.mark.parametrize("name", ["cudnn"])
 def test_a_backend_that_is_not_built_says_so(name: str) -> None:
     with pytest.raises(BackendUnavailable, match="not part of this version"):
         get_backend(name)

@@ -18,6 +18,7 @@ from taso.graph.errors import BackendError, RuleError, SearchError, TasoError
 from taso.graph.evaluate import evaluate_graph
 from taso.rules.collection import library
 from taso.rules.matcher import Match, Matcher
+from taso.search import decision
 from taso.search import optimize as search
 from taso.search.backtracking import Limits, Outcome, backtrack
 from taso.search.costs import PENALTY
@@ -195,7 +196,7 @@ def test_an_interrupt_while_outputs_are_compared_gives_the_original_and_says_so(
     def interrupted(*args: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "compare", interrupted)
+    monkeypatch.setattr(decision, "compare", interrupted)
     graph = redundant()
     best = optimized(graph, formula_backend)
     assert not best.report.changed and "interrupted" in best.report.decision

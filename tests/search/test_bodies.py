@@ -13,7 +13,7 @@ from searching import FormulaBackend, database, rule
 
 import taso
 from taso.graph import onnx_bodies
-from taso.search import bodies
+from taso.search import bodies, decision
 from taso.search import optimize as search
 from taso.search.backtracking import Limits
 from taso.search.result import Report
@@ -271,7 +271,7 @@ def test_a_wrong_rule_in_a_body_does_not_get_into_the_result(formula_backend: Fo
 def test_a_wrong_body_that_passed_its_own_comparison_fails_that_of_the_whole_graph(
     formula_backend: FormulaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "compare", lambda *given: Check(True, 0.0))
+    monkeypatch.setattr(decision, "compare", lambda *given: Check(True, 0.0))
     before = filled(LOOP)
     after, report = forced(before, formula_backend)
     assert nodes_of(after, "step") == nodes_of(before, "step") and not report.changed
@@ -309,7 +309,7 @@ def test_a_budget_of_0_leaves_bodies_alone(formula_backend: FormulaBackend) -> N
 
 
 def test_bodies_and_the_graph_around_them_share_one_budget(formula_backend: FormulaBackend) -> None:
-    report = optimized(filled(IF), formula_backend, budget=3).report
+    report = optimized(filled(IF), formula_backend, budget=3, search="backtracking").report
     assert 0 < report.bodies_expanded and report.bodies_expanded + report.expanded <= 3
 
 

@@ -29,7 +29,7 @@ from taso.graph.ops.elementwise import NEG
 from taso.rules.collection import library
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Rule
-from taso.search import extraction
+from taso.search import integer
 from taso.search.backtracking import backtrack
 from taso.search.egraph import EGraph
 from taso.search.moves import Limits, Outcome
@@ -233,11 +233,11 @@ def test_an_endless_rule_stops_at_the_bound_of_nodes_and_at_that_of_iterations()
 def test_without_the_solver_the_greedy_graph_comes_back_and_the_report_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, formula_backend: FormulaBackend
 ) -> None:
-    monkeypatch.setattr(extraction, "highspy", None)
+    monkeypatch.setattr(integer, "highspy", None)
     graph = taso.new_graph()
     graph.relu(graph.relu(graph.new_input(dims=(64, 64))))
     report = taso.optimize(graph, search="saturation", backend=formula_backend, never_slower=False).report
-    assert report.changed and "taso[saturation]" in report.summary()
+    assert report.changed and "needs the package highspy" in report.summary()
 
 
 def test_a_graph_that_computes_nothing_at_run_time_is_left_as_it_is() -> None:
@@ -263,3 +263,21 @@ def test_matching_in_an_e_graph_finds_all_that_matching_in_the_state_finds() -> 
         found = {(m.rule.name, frozenset(m.nodes)) for _, m in search._matches(EGraph(start.state), True)}
         wanted = {(m.rule.name, frozenset(m.nodes)) for m in Matcher(library()).find_all(start.state)}
         assert found == wanted
+
+
+def test_matches_beyond_the_bound_of_an_iteration_are_found_in_the_next() -> None:
+    graph = taso.new_graph()
+    x = graph.new_input(dims=(4, 8))
+    for _ in range(6):
+        graph.matmul(x, graph.new_weight(dims=(8, 8)))
+    merge = rule("""MatMul(x, a) | MatMul(x, b) => Split(MatMul(x, Concat(a, b, axis=1)), axis=1,
+        split=(dim(a, 1), dim(b, 1)))
+        where is_weight(a) and is_weight(b) and rank(a) == 2 and rank(b) == 2 and rank(x) == 2""")
+    found = []
+    for matches in (2, 1000):
+        start = prepared(graph)
+        egraph = EGraph(start.state)
+        search = Saturation(start.state, Matcher([merge]), Limits(), bounds=Bounds(matches=matches))
+        search._looks = 1000
+        found.append({m.nodes for _ in range(20) for _, m in search._matches(egraph, True)})
+    assert found[0] == found[1] and len(found[1]) == 15

@@ -157,7 +157,7 @@ def test_all_that_is_followed_from_step_to_step_is_what_comes_out_anew(
     checked: list[int] = []
     whole = Backtracking._check
     monkeypatch.setattr(Backtracking, "_check", lambda self, p: checked.append(1) or whole(self, p))
-    report = optimized(graph, alpha=1.05, budget=4, verify=False).report
+    report = optimized(graph, alpha=1.05, budget=4, verify=False, search="backtracking").report
     assert report.expanded > 0 and len(checked) >= report.expanded - 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from taso.backends.packing import Span, packed
+
 ALIGNMENT = 64
 
 
@@ -43,26 +45,11 @@ class Region:
 
 
 def place_regions(regions: list[Region]) -> int:
-    """Gives every root region its offset so that regions in use at once do not overlap; bytes of the whole.
-
-    Largest first, each at the lowest offset that is free all its time.
-    """
-    placed: list[Region] = []
-    total = 0
+    """Gives every root region its offset so that regions in use at once do not overlap; bytes of the whole."""
     roots = [r for r in regions if r.parent is None]
-    for region in sorted(roots, key=lambda r: (-r.size, r.first)):
-        size = aligned(region.size)
-        offset = 0
-        for other in placed:
-            if other.first > region.last or other.last < region.first:
-                continue
-            if offset + size <= other.offset:
-                break
-            offset = max(offset, other.offset + aligned(other.size))
+    offsets, total = packed([Span(aligned(r.size), r.first, r.last) for r in roots])
+    for region, offset in zip(roots, offsets, strict=True):
         region.offset = offset
-        placed.append(region)
-        placed.sort(key=lambda r: r.offset)
-        total = max(total, offset + size)
     return total
 
 

@@ -14,11 +14,13 @@ import numpy as np
 
 from taso.backends.base import Array, checked_threads
 from taso.backends.lowering import Kernel, Layouts, Lowering, Operand, is_view
-from taso.backends.onednn.executor import Program, threads_in_force
+from taso.backends.onednn.executor import NAME, Program, threads_in_force
 from taso.backends.onednn.kernels import KERNEL_FORMAT, NotInPlace, OneDNNFusion, design
 from taso.backends.onednn.library import library
+from taso.backends.onednn.needs import overwritable, scratch_of
 from taso.backends.onednn.places import Block, tensor_bytes
 from taso.backends.onednn.recipe import Call, Recipe
+from taso.backends.onednn.winograd import algorithms
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError
 from taso.graph.graph import Graph
@@ -43,15 +45,19 @@ class OneDNNBackend:
     Raises `BackendUnavailable` where the library cannot be loaded.
     """
 
-    name = "onednn"
+    name = NAME
     measures = True
+    plans = True
 
     def __init__(self, threads: int | None = None) -> None:
         self._library = library()
         self.threads = checked_threads(threads) if threads is not None else self._library.get_max_threads()
         # vectors of 16 floats, or 8: a block of channels is one
         block = 16 if self._library.isa.startswith("avx512") else 8
-        self.lowering = Lowering(Layouts(block), OneDNNFusion())
+        layouts = Layouts(block)
+        self.lowering = Lowering(
+            layouts, OneDNNFusion(), algorithms, in_place=overwritable, scratch=scratch_of(layouts, self.threads)
+        )
 
     def device_key(self) -> str:
         """Processor, instruction set, version of oneDNN, threads, and the version of what is built around it."""

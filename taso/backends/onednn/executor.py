@@ -18,7 +18,7 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, is_view, lower
+from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
 from taso.backends.onednn.arena import ALIGNMENT, Region, place_regions
 from taso.backends.onednn.kernels import BY_DEFINITION, NotInPlace, design
 from taso.backends.onednn.library import Library, library, status_error
@@ -36,16 +36,18 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.recipe import ArrayLaunch, Call, Recipe
 from taso.backends.onednn.stages import EVALUATED, OWN, Runs, compiled, is_closed, is_known
-from taso.backends.ordering import ordered
+from taso.backends.ordering import ordered, slice_offset
 from taso.graph import onnx_shapes
 from taso.graph.errors import BackendError
 from taso.graph.evaluate import check_feeds, constant_value
 from taso.graph.graph import Graph, Value
 from taso.graph.operator import Operator, Trait, Weight
-from taso.graph.ops.movement import slice_ranges
 from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
+
+NAME = "onednn"
+"""The backend's name, by which a graph knows what was chosen for it."""
 
 _MOST_SHAPES = 16
 
@@ -193,7 +195,7 @@ class _Builder:
         self.graph = graph
         self.layouts = lowering.layouts
         self.block = lowering.layouts.block or 1
-        self.plan: Plan = ordered(graph, lower(graph, lowering))
+        self.plan: Plan = ordered(graph, lower(graph, lowering, choices_of(graph, NAME)), lowering)
         self.tasks: list[_Task] = []
         self.last_use: dict[Lie, int] = {}
         self.home: dict[Lie, tuple[Region, int]] = {}
@@ -302,7 +304,7 @@ class _Builder:
             raise BackendError(f"{step.op.name} of a constant was not computed beforehand")
         region, offset = self.home[source]
         if step.op.name == "Slice":
-            offset += _slice_offset(task.kernel)
+            offset += slice_offset(task.kernel)
         for lie in task.writes:
             self.settle(lie, region, offset, number)
             if step.op.name == "Split":
@@ -461,16 +463,6 @@ def _opened(cell: list[object]) -> Callable[[], Array]:
 
 def _shown(found: object) -> str:
     return f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-
-
-def _slice_offset(kernel: Kernel) -> int:
-    t = kernel.operands[0].type
-    offset, stride = 0, t.dtype.itemsize
-    ranges = slice_ranges(t, kernel.steps[0].attrs)
-    for axis in reversed(range(t.rank)):
-        offset += ranges[axis][0] * stride if axis in ranges else 0
-        stride *= t.static_shape[axis]
-    return offset
 
 
 def _copy_bytes(operand: int, start: int, count: int) -> ArrayLaunch:

@@ -16,6 +16,7 @@ from taso.backends.base import Array
 from taso.backends.fallback import element_function, evaluated, mover
 from taso.backends.lowering import BLOCKED, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
 from taso.backends.onednn import primitives as p
+from taso.backends.onednn import winograd
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
 from taso.backends.onednn.places import (
@@ -33,7 +34,7 @@ from taso.backends.onednn.places import (
     spread_spec,
     to_plain,
 )  # fmt: skip
-from taso.backends.onednn.primitives import Primitive, Unimplemented
+from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
 from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Operator, Trait
@@ -157,14 +158,6 @@ def design(
     fallback = _Designer(kernel, layouts, supply, None)
     fallback.evaluate()
     return fallback.recipe
-
-
-def is_slow(primitive: Primitive) -> bool:
-    """Whether this is an implementation to avoid: the plain-C reference, or a GEMM followed by slow post-ops."""
-    name = primitive.implementation
-    if name.startswith("ref"):
-        return True
-    return "gemm" in name and any(isinstance(op, BinaryPostOp) for op in primitive.attributes.post_ops)
 
 
 @dataclass(frozen=True)
@@ -373,24 +366,35 @@ class _Designer:
     # ── steps as post-ops ────────────────────────────────────────────────────────────────────────────────────────
 
     def posts(self, step: Step, frame: _Frame) -> _Posts | None:
-        unary = _UNARY.get(step.op.name)
-        if unary is not None:
-            ops = unary(step.attrs)
-            return _Posts(ops, (None,) * len(ops))
-        index = next((i for i in step.inputs if i is not None and i >= 0), None)
-        if step.op.name not in _BINARY or index is None or len(step.inputs) != 2:
+        functions, combination = self.functions(step), self.combination(step)
+        if functions is not None:
+            return _Posts(functions, (None,) * len(functions))
+        if combination is None:
             return None
-        reverse = step.inputs[0] == index
-        scalar = self.scalar(index)
-        simple = _with_scalar(step.op.name, scalar, reverse) if scalar is not None else None
-        if simple is not None:
-            return _Posts(simple, (None,))
-        if reverse and not step.op.has(Trait.COMMUTATIVE):
-            return None
+        name, index = combination
         if index == self.in_place:
             return _Posts((SumPostOp(),), (None,))
         found = self.second(index, frame)
-        return None if found is None else _Posts((BinaryPostOp(_BINARY[step.op.name], found[0]),), (found[1],))
+        return None if found is None else _Posts((BinaryPostOp(name, found[0]),), (found[1],))
+
+    def functions(self, step: Step) -> tuple[EltwisePostOp, ...] | None:
+        """A step as functions of the result so far alone, None where it is more than that."""
+        unary = _UNARY.get(step.op.name)
+        if unary is not None:
+            return unary(step.attrs)
+        index = next((i for i in step.inputs if i is not None and i >= 0), None)
+        if step.op.name not in _BINARY or index is None or len(step.inputs) != 2:
+            return None
+        scalar = self.scalar(index)
+        return _with_scalar(step.op.name, scalar, step.inputs[0] == index) if scalar is not None else None
+
+    def combination(self, step: Step) -> tuple[str, int] | None:
+        """oneDNN's name of a binary step and the operand that the result so far is combined with, or None."""
+        index = next((i for i in step.inputs if i is not None and i >= 0), None)
+        if step.op.name not in _BINARY or index is None or len(step.inputs) != 2:
+            return None
+        turned = step.inputs[0] == index and not step.op.has(Trait.COMMUTATIVE)
+        return None if turned else (_BINARY[step.op.name], index)
 
     def scalar(self, index: int) -> float | None:
         operand = self.kernel.operands[index]
@@ -474,6 +478,8 @@ class _Designer:
         self.recipe.launches.append(ArrayLaunch("copy", copy, (read,), (written,)))
 
     def conv(self, step: Step, followers: Sequence[Step]) -> None:
+        if self.kernel.algorithm:
+            return self.conv_in_tiles(step, followers)
         x = self.operand(step, 0)
         pairs = [(x.layout, self.out.layout), (self.out.layout,) * 2, (LAST, LAST), (PLAIN, PLAIN)]
         for source, target in dict.fromkeys(pairs):
@@ -481,6 +487,13 @@ class _Designer:
             if stem is not None:
                 return self.emit(stem, followers)
         raise Unimplemented("oneDNN has no fast convolution of these sizes")
+
+    def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
+        added = winograd.build(self, step, followers)
+        fitting = [i for follower in followers if (i := self.addend(follower)) is not None]
+        self.recipe.shares = frozenset(i for i in fitting if i == added)
+        if self.in_place is not None and self.in_place not in self.recipe.shares:
+            raise NotInPlace("the sum does not run with the convolution")
 
     def conv_stem(self, step: Step, source: str, target: str) -> _Stem | None:
         src = describe(self.operand(step, 0).type.static_shape, source, self.block)
@@ -1057,4 +1070,4 @@ _ANCHORS: dict[str, _Anchor] = {
     "Transpose": _Designer.transpose,
 }
 
-__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "OneDNNFusion", "design", "is_slow"]
+__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "OneDNNFusion", "design"]

@@ -20,10 +20,11 @@ OPERAND, RESULT, SCRATCH, CONSTANT = "operand", "result", "scratch", "constant"
 
 @dataclass(frozen=True)
 class Place:
-    """One of a kernel's buffers: operand, result, scratch or constant number `index`."""
+    """One of a kernel's buffers: operand, result, scratch or constant number `index`, from byte `offset` on."""
 
     kind: str
     index: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True)

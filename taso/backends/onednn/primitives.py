@@ -84,6 +84,7 @@ __all__ = [
     "eltwise",
     "engine",
     "inner_product",
+    "is_slow",
     "layer_normalization",
     "lrn",
     "matmul",
@@ -290,6 +291,14 @@ class Primitive(Handle):
                     )
             elif argument not in quantization:
                 raise BackendError(f"the primitive takes no argument {argument_name(argument)}")
+
+
+def is_slow(primitive: Primitive) -> bool:
+    """Whether this is an implementation to avoid: the plain-C reference, or a GEMM followed by slow post-ops."""
+    name = primitive.implementation
+    if name.startswith("ref"):
+        return True
+    return "gemm" in name and any(isinstance(op, BinaryPostOp) for op in primitive.attributes.post_ops)
 
 
 def argument_name(argument: int) -> str:

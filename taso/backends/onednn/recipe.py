@@ -89,7 +89,8 @@ class Recipe:
         table = {OPERAND: operands, RESULT: results, SCRATCH: scratch}
 
         def address(place: Place) -> int:
-            return self.constants[place.index].address if place.kind == CONSTANT else table[place.kind][place.index]
+            own = place.kind == CONSTANT
+            return (self.constants[place.index].address if own else table[place.kind][place.index]) + place.offset
 
         return [launch.bind(address) for launch in self.launches]
 

@@ -1,0 +1,235 @@
+"""How well the sum of a graph's kernel costs predicts how long the whole graph takes, on each backend that measures.
+
+    python benchmarks/predictions.py example:resnet50 light:shufflenet --threads 1 --finalists 6
+
+prints a line for each model and backend: the sum of its kernels (and of changes of layout), measured anew one by one;
+the median of whole runs with its quartiles; and by how much the sum is off. With `--finalists` each model is searched,
+too, and graphs on the way to the best one, the original among them, and some that are worse than the best are
+compiled: of these the rank correlation (Spearman) of sums and medians is printed, with both for each graph.
+
+Each model and backend has a process of its own, whose programs run in turns, every other round the other way round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models import EXAMPLES, load
+
+from taso.backends.base import Array, Executable
+from taso.backends.costs import CostDatabase
+from taso.backends.select import get_backend
+from taso.graph.errors import GraphError, TasoError
+from taso.rules.collection import library
+from taso.rules.matcher import Matcher
+from taso.search.moves import Limits, Outcome
+from taso.search.optimize import UNFOLDED, Prepared, Settings, measuring_sizes, prepare, usable
+from taso.search.result import to_graph
+from taso.search.rewrite import Refused, apply
+from taso.search.state import Cycle, Draft, State
+from taso.search.strategies import Search
+from taso.search.verify import random_feeds
+
+BACKENDS = ("onednn", "onnxruntime")
+LIGHT = (
+    "resnet50", "squeezenet", "shufflenet", "inception_v1", "inception_v2", "densenet121", "vgg19", "bvlc_alexnet",
+)  # fmt: skip
+MODELS = (*(f"example:{name}" for name in EXAMPLES), *(f"light:{name}" for name in LIGHT))
+LEAST_RUNS = 12
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with the sum of its kernels' costs, and the median and quartiles of whole runs, in ms."""
+
+    name: str
+    predicted: float
+    measured: float = math.nan
+    quartiles: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def error(self) -> float:
+        """By which share the sum is above what was measured."""
+        return self.predicted / self.measured - 1
+
+
+# ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process is to do."""
+
+    model: str
+    backend: str
+    threads: int
+    seconds: float
+    finalists: int
+    budget: int
+
+
+def results(job: Job) -> list[Graph]:
+    """The original, and as many finalists as are asked for."""
+    graph = load(job.model)
+    sizes = measuring_sizes(graph, {})
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            get_backend(job.backend, job.threads), usable(library()), CostDatabase(Path(folder)), threads=job.threads,
+            sizes={name: size for name, size in sizes.items() if isinstance(size, int)},
+        )  # fmt: skip
+        prepared = prepare(graph, settings)
+        states = [("original", prepared.state)]
+        if job.finalists:
+            states = finalists(prepared, settings, job.finalists, job.budget)
+        graphs = [to_graph(state, graph, prepared.classes, type(graph)) for _, state in states]
+        programs = [settings.backend.compile(g, job.threads) for g in graphs]
+        times = in_turns(programs, random_feeds(graph, sizes, 0), job.seconds)
+    return [_described(name, state, own) for (name, state), own in zip(states, times, strict=True)]
+
+
+def _described(name: str, state: State, seconds: Sequence[float]) -> Graph:
+    low, middle, high = (q * 1e3 for q in statistics.quantiles(seconds, n=4))
+    return Graph(name, state.cost * 1e3, middle, (low, high))
+
+
+def in_turns(programs: Sequence[Executable], feeds: dict[str, Array], seconds: float) -> list[list[float]]:
+    """Seconds of whole runs of each program, after two that are not counted."""
+    for _ in range(2):
+        for program in programs:
+            program(feeds)
+    times: list[list[float]] = [[] for _ in programs]
+    deadline = time.perf_counter() + seconds * len(programs)
+    while len(times[0]) < LEAST_RUNS or time.perf_counter() < deadline:
+        order = range(len(programs))
+        for which in order if len(times[0]) % 2 == 0 else reversed(order):
+            started = time.perf_counter()
+            programs[which](feeds)
+            times[which].append(time.perf_counter() - started)
+    return times
+
+
+# ── finalists ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def finalists(prepared: Prepared, settings: Settings, number: int, budget: int) -> list[tuple[str, State]]:
+    """The original, about `number` graphs on the way from it to the best, and as many that are a rewrite worse."""
+    limits = Limits(1.05, budget, constant_bytes=2 * prepared.state.constant_bytes + UNFOLDED)
+    outcome = Search(prepared.state, Matcher(settings.rules), limits).run("backtracking")
+    walked = list(on_the_way(outcome))
+    found = [("original" if i == 0 else f"{i} rewrites", walked[i]) for i in spread(len(walked), number + 1)]
+    worse = sorted((m for m in outcome.near_misses if m.change > 0), key=lambda m: m.change)
+    for miss in (worse[i] for i in spread(len(worse), number)):
+        draft = Draft(outcome.best)
+        try:
+            apply(miss.match, draft)
+            found.append((f"worse by {miss.match.rule.name[:40]}", _committed(draft)))
+        except (Cycle, Refused, GraphError):
+            continue
+    return found
+
+
+def spread(length: int, number: int) -> list[int]:
+    """At most `number` places in a list, evenly from its first to its last."""
+    if length <= number:
+        return list(range(length))
+    return [round(i * (length - 1) / max(number - 1, 1)) for i in range(number)]
+
+
+def on_the_way(outcome: Outcome) -> Iterator[State]:
+    """The states on the way to the best one, the original first, as far as its rewrites can be taken one by one."""
+    state = outcome.initial
+    yield state
+    for taken in outcome.path:
+        draft = Draft(state)
+        try:
+            apply(taken.match, draft)
+            state = _committed(draft)
+        except (Cycle, Refused, GraphError):
+            return
+        yield state
+
+
+def _committed(draft: Draft) -> State:
+    draft.sweep()
+    draft.check_acyclic()
+    return draft.commit()
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """The correlation of ranks; NaN where all of one are equal."""
+    a, b = ranks(one), ranks(other)
+    try:
+        return statistics.correlation(a, b)
+    except statistics.StatisticsError:
+        return math.nan
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Places in ascending order; equal values share the mean of theirs."""
+    return [sum(w < v for w in values) + (sum(w == v for w in values) - 1) / 2 for v in values]
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+HEAD = f"{'model':22} {'backend':12} {'predicted':>10} {'measured':>10} {'quartiles':>19} {'off by':>8}  finalists"
+
+
+def line(job: Job, found: Sequence[Graph]) -> str:
+    original, (low, high) = found[0], found[0].quartiles
+    text = (
+        f"{job.model:22} {job.backend:12} {original.predicted:10.3f} {original.measured:10.3f} "
+        f"{low:9.3f} {high:9.3f} {original.error:+8.1%}"
+    )
+    if len(found) > 2:
+        text += f"  {len(found)}, rank correlation {spearman(*_pairs(found)):.3f}"
+    return text
+
+
+def _pairs(found: Sequence[Graph]) -> tuple[list[float], list[float]]:
+    return [g.predicted for g in found], [g.measured for g in found]
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, help="light:NAME, example:NAME or a file (default: all)")
+    parser.add_argument("--backends", nargs="+", default=BACKENDS, help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of whole runs of each graph (default: %(default)s)")
+    parser.add_argument("--finalists", type=int, default=0, metavar="N", help="search, and rank about 2 N graphs")
+    parser.add_argument("--budget", type=int, default=100, help="graphs that a search expands (default: %(default)s)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; 1 where a model could not be run on a backend."""
+    told = options().parse_args(arguments)
+    context = multiprocessing.get_context("spawn")
+    print(HEAD, flush=True)
+    failed = False
+    for model in told.models:
+        for backend in told.backends:
+            job = Job(model, backend, told.threads, told.seconds, told.finalists, told.budget)
+            with context.Pool(1) as pool:
+                try:
+                    found = pool.apply(results, (job,))
+                except TasoError as error:
+                    failed = True
+                    print(f"{model:22} {backend:12} {error}", flush=True)
+                    continue
+            print(line(job, found), flush=True)
+            for graph in found[1:]:
+                print(f"{'':22} {graph.name:50} {graph.predicted:10.3f} {graph.measured:10.3f} {graph.error:+8.1%}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
