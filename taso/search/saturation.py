@@ -7,6 +7,7 @@ are applied in the first iterations only; cycles are filtered after each.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
@@ -18,7 +19,7 @@ from taso.graph.operator import Operator, Trait
 from taso.graph.ops import WEIGHT
 from taso.rules.constants import CONSTANTS
 from taso.rules.matcher import CompiledRule, Hop, Match, Matcher
-from taso.rules.pattern import PatternNode, Port, Rule
+from taso.rules.pattern import PatternNode, Port
 from taso.search.egraph import EGraph, Spot
 from taso.search.extraction import Extraction, Extractor
 from taso.search.moves import IMPROVEMENT, Limits, Moves, Outcome, Position, Progress, Taken
@@ -52,8 +53,11 @@ class Bounds:
 class _Judge(Matcher):
     """The matcher of one rule, which has the last word on where it applies."""
 
-    def __init__(self, rule: Rule) -> None:
-        super().__init__([rule])
+    def __init__(self, compiled: CompiledRule) -> None:
+        super().__init__(())
+        # alone it is the first
+        self.rules = [copy.copy(compiled)]
+        self.rules[0].number = 0
 
     def at(self, spot: Spot, place: int, nodes: tuple[int, ...]) -> Iterator[Match]:
         """Matches of the rule's source to `nodes` in this order; `place` is where to begin."""
@@ -99,7 +103,7 @@ class Saturation(Moves):
     ) -> None:  # fmt: skip
         super().__init__(initial, matcher, limits, progress, verify, earlier)
         self.bounds = bounds or Bounds()
-        self._rules = [_Known(c, _Judge(c.rule)) for c in matcher.rules]
+        self._rules = [_Known(c, _Judge(c)) for c in matcher.rules]
         self._by_op: dict[Operator, list[tuple[_Known, int]]] = {}
         for known in self._rules:
             for place, node in enumerate(known.compiled.rule.source):

@@ -65,7 +65,7 @@ def _copies(kernel: Kernel) -> int:
     weights = sum(o.type.nbytes for o in kernel.operands if o.constant)
     if weights < _LARGE:
         return 1
-    return max(1, min(_MOST_COPIES, _COLD // weights, int(_MOST_OPERATIONS / flops(kernel))))
+    return max(1, min(_MOST_COPIES, _COLD // weights, int(_MOST_OPERATIONS / max(flops(kernel), 1.0))))
 
 
 def _is_around(event: Event, kernel: Kernel) -> bool:
@@ -88,19 +88,19 @@ def typical(seconds: Sequence[float]) -> float:
 def profiled(model: Trial, threads: int, copies: int = 1) -> list[Event]:
     """Runs a model again and again, for a bounded time: what each of its nodes took, without the first run."""
     with tempfile.TemporaryDirectory() as folder:
-        profiled = session(
+        running = session(
             model.model.SerializeToString(), threads, weights=model.weights, profile=str(Path(folder) / "profile")
         )
         with failures_as_errors("ONNX Runtime cannot run a kernel"):
-            _run(profiled, model, copies)
-            found = events(profiled)
+            _run(running, model, copies)
+            found = events(running)
     for event in found:
         del event.seconds[: len(event.seconds) > 1]
     return found
 
 
-def _run(profiled: Session, model: Trial, copies: int) -> None:
-    binding = profiled.io_binding()
+def _run(running: Session, model: Trial, copies: int) -> None:
+    binding = running.io_binding()
     for name, array in model.feeds.items():
         binding.bind_cpu_input(name, array)
     places: dict[TensorType, object] = {}
@@ -109,7 +109,7 @@ def _run(profiled: Session, model: Trial, copies: int) -> None:
         if t not in places:
             places[t] = runtime().OrtValue.ortvalue_from_numpy(np.zeros(t.static_shape, t.dtype.numpy))
         binding.bind_ortvalue_output(name, places[t])
-    profiled.run_with_iobinding(binding)
+    running.run_with_iobinding(binding)
     times: list[float] = []
     spent = 0.0
     while spent < _SECONDS_AT_MOST and (
@@ -117,7 +117,7 @@ def _run(profiled: Session, model: Trial, copies: int) -> None:
         or spent < 2 * _SECONDS_WANTED and not _stable(times)
     ):  # fmt: skip
         started = time.perf_counter()
-        profiled.run_with_iobinding(binding)
+        running.run_with_iobinding(binding)
         times.append(time.perf_counter() - started)
         spent += times[-1]
 
