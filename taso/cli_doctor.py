@@ -36,7 +36,7 @@ EXAMPLES = (
     ("taso doctor", "look at the machine"),
     ("taso doctor --json > machine.json", "for a bug report"),
 )
-REQUIRED = ("numpy", "onnx", "protobuf", "ml_dtypes", "platformdirs", "rich")
+REQUIRED = ("numpy", "onnx", "protobuf", "ml_dtypes", "platformdirs", "rich", "highspy")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# how long an example takes says something of the machine alone
+settings.register_profile("taso", deadline=None)
+settings.load_profile("taso")
 
 HERE = Path(__file__).parent
 for folder in ("graph", "search"):

@@ -74,13 +74,29 @@ class CompiledRule:
     def __init__(self, number: int, rule: Rule) -> None:
         self.number = number
         self.rule = rule
-        self.routes = [_route(rule.source, start) for start in range(len(rule.source))]
-        self.exchanges = exchanges(rule)
+        self.routes, self.exchanges = _prepared(rule)
 
     def rarest(self, counts: Mapping[Operator, int]) -> int | None:
         """The source node whose operator the graph has least often, None where it lacks one."""
         found = [(counts.get(_stands_for(n), 0), i) for i, n in enumerate(self.rule.source)]
         return None if min(found)[0] == 0 else min(found)[1]
+
+
+_Prepared = tuple[list[tuple[Hop, ...]], tuple[tuple[int, ...], ...]]
+_PREPARED: dict[int, tuple[Rule, _Prepared]] = {}
+_MOST_PREPARED = 20_000
+
+
+def _prepared(rule: Rule) -> _Prepared:
+    """Routes and exchanges of a rule, worked out once for each rule object: searches are made of the same ones."""
+    known = _PREPARED.get(id(rule))
+    if known is not None and known[0] is rule:
+        return known[1]
+    if len(_PREPARED) >= _MOST_PREPARED:
+        _PREPARED.clear()
+    made = [_route(rule.source, start) for start in range(len(rule.source))], exchanges(rule)
+    _PREPARED[id(rule)] = rule, made
+    return made
 
 
 def exchanges(rule: Rule) -> tuple[tuple[int, ...], ...]:

@@ -21,6 +21,7 @@ from taso.search.verify import Feeds, compare, programs, race, random_feeds
 log = logging.getLogger(__name__)
 
 _DRAWS = 4
+_TRIES = 3
 
 Search = Callable[[Graph, Settings, Report], Graph]
 Changed = dict[Node, list[tuple[Body, Graph]]]
@@ -148,17 +149,22 @@ def _busiest(program: Executable, graph: Graph, settings: Settings) -> Feeds:
     slowest, found = -1.0, None
     for seed in range(settings.seed, settings.seed + _DRAWS):
         feeds = random_feeds(graph, settings.sizes, seed)
-        started = time.perf_counter()
         try:
-            program(feeds)
+            taken = min(_seconds(program, feeds) for _ in range(_TRIES))
         except TasoError as error:
             log.debug("not timed on the inputs of seed %d: %s", seed, error)
             continue
-        if time.perf_counter() - started > slowest:
-            slowest, found = time.perf_counter() - started, feeds
+        if taken > slowest:
+            slowest, found = taken, feeds
     if found is None:
         raise GraphError("the original does not run on random inputs")
     return found
+
+
+def _seconds(program: Executable, feeds: Feeds) -> float:
+    started = time.perf_counter()
+    program(feeds)
+    return time.perf_counter() - started
 
 
 __all__ = ["optimize_bodies"]

@@ -96,8 +96,10 @@ class Search:
         started = time.perf_counter()
         first = replace(self, limits=self._part(started, 3))._backtracking(earlier, thorough=False)
         stages = [("backtracking", first)]
+        # where no rule fits anywhere an e-graph has nothing to grow by either
+        fits = first.path or first.statistics.candidates or first.statistics.refused
         try:
-            if not self._over(first):
+            if fits and not self._over(first):
                 rest = replace(self, keeper=None, limits=self._part(started, 2), bounds=self.bounds or AUTO_BOUNDS)
                 stages.append(("saturation", rest._saturation(earlier)))
             if len(stages) == 2 and not self._over(stages[1][1]):
