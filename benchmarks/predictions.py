@@ -7,7 +7,8 @@ the median of whole runs with its quartiles; and by how much the sum is off. Wit
 too, and graphs on the way to the best one, the original among them, and some that are worse than the best are
 compiled: of these the rank correlation (Spearman) of sums and medians is printed, with both for each graph.
 
-Each model and backend has a process of its own, whose programs run in turns, every other round the other way round.
+Kernels are measured in one process, whole graphs in another, as they are deployed; there programs run in turns, every
+other round the other way round.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models import EXAMPLES, load
 
+import taso
 from taso.backends.base import Array, Executable
 from taso.backends.costs import CostDatabase
 from taso.backends.select import get_backend
 from taso.graph.errors import GraphError, TasoError
+from taso.graph.onnx_export import save
 from taso.rules.collection import library
 from taso.rules.matcher import Matcher
 from taso.search.moves import Limits, Outcome
@@ -67,7 +70,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Job:
-    """What one process is to do."""
+    """A model and a backend, what to do with them, and a folder for graphs."""
 
     model: str
     backend: str
@@ -75,30 +78,48 @@ class Job:
     seconds: float
     finalists: int
     budget: int
+    folder: str
+
+
+def predicted(job: Job) -> list[tuple[Graph, str]]:
+    """The original and as many finalists as are asked for, with their sums and the files that they are saved in."""
+    graph = load(job.model)
+    settings = Settings(
+        get_backend(job.backend, job.threads), usable(library()), CostDatabase(Path(job.folder)), threads=job.threads,
+        sizes={name: size for name, size in measuring_sizes(graph, {}).items() if isinstance(size, int)},
+    )  # fmt: skip
+    prepared = prepare(graph, settings)
+    states = [("original", prepared.state)]
+    if job.finalists:
+        states = finalists(prepared, settings, job.finalists, job.budget)
+    found = []
+    for number, (name, state) in enumerate(states):
+        path = str(Path(job.folder) / f"{number}.onnx")
+        save(to_graph(state, graph, prepared.classes, type(graph)), path)
+        found.append((Graph(name, state.cost * 1e3), path))
+    return found
+
+
+def measured(job: Job, paths: Sequence[str]) -> list[list[float]]:
+    """Seconds of whole runs of each graph."""
+    graphs = [taso.load(path) for path in paths]
+    feeds = random_feeds(graphs[0], measuring_sizes(graphs[0], {}), 0)
+    return in_turns([taso.compile(g, job.backend, job.threads) for g in graphs], feeds, job.seconds)
 
 
 def results(job: Job) -> list[Graph]:
-    """The original, and as many finalists as are asked for."""
-    graph = load(job.model)
-    sizes = measuring_sizes(graph, {})
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(
-            get_backend(job.backend, job.threads), usable(library()), CostDatabase(Path(folder)), threads=job.threads,
-            sizes={name: size for name, size in sizes.items() if isinstance(size, int)},
-        )  # fmt: skip
-        prepared = prepare(graph, settings)
-        states = [("original", prepared.state)]
-        if job.finalists:
-            states = finalists(prepared, settings, job.finalists, job.budget)
-        graphs = [to_graph(state, graph, prepared.classes, type(graph)) for _, state in states]
-        programs = [settings.backend.compile(g, job.threads) for g in graphs]
-        times = in_turns(programs, random_feeds(graph, sizes, 0), job.seconds)
-    return [_described(name, state, own) for (name, state), own in zip(states, times, strict=True)]
+    """The original and the finalists, each half of the work in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        found = pool.apply(predicted, (job,))
+    with context.Pool(1) as pool:
+        times = pool.apply(measured, (job, [path for _, path in found]))
+    return [_described(graph, seconds) for (graph, _), seconds in zip(found, times, strict=True)]
 
 
-def _described(name: str, state: State, seconds: Sequence[float]) -> Graph:
+def _described(graph: Graph, seconds: Sequence[float]) -> Graph:
     low, middle, high = (q * 1e3 for q in statistics.quantiles(seconds, n=4))
-    return Graph(name, state.cost * 1e3, middle, (low, high))
+    return replace(graph, measured=middle, quartiles=(low, high))
 
 
 def in_turns(programs: Sequence[Executable], feeds: dict[str, Array], seconds: float) -> list[list[float]]:
@@ -212,15 +233,14 @@ def options() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; 1 where a model could not be run on a backend."""
     told = options().parse_args(arguments)
-    context = multiprocessing.get_context("spawn")
     print(HEAD, flush=True)
     failed = False
     for model in told.models:
         for backend in told.backends:
-            job = Job(model, backend, told.threads, told.seconds, told.finalists, told.budget)
-            with context.Pool(1) as pool:
+            with tempfile.TemporaryDirectory() as folder:
+                job = Job(model, backend, told.threads, told.seconds, told.finalists, told.budget, folder)
                 try:
-                    found = pool.apply(results, (job,))
+                    found = results(job)
                 except TasoError as error:
                     failed = True
                     print(f"{model:22} {backend:12} {error}", flush=True)

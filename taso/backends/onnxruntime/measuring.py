@@ -13,21 +13,13 @@ from pathlib import Path
 import numpy as np
 from onnx import helper
 
-from taso.backends.lowering import Kernel, flops
+from taso.backends.lowering import Kernel
 from taso.backends.onnxruntime.lowering import in_blocks
 from taso.backends.onnxruntime.runtime import Event, Session, events, failures_as_errors, runtime, session
 from taso.backends.onnxruntime.trial import AROUND, Trial, bare_model, trial
 from taso.graph.types import DType, TensorType
 
-_LARGE = 1 << 20
-"""Bytes of a kernel's weights from which on they lie in several places, as many as make up `_COLD` bytes together: the
-weights of a model that has such are in no cache when their turn comes."""
-_COLD = 64 << 20
-_MOST_COPIES = 32
-_MOST_OPERATIONS = 5e9
-"""Operations of all copies together: beside so many it matters little where the weights lie."""
-
-_LEAST_SAMPLES = 12
+_LEAST_RUNS = 8
 _SECONDS_WANTED = 0.02
 _SECONDS_AT_MOST = 0.12
 _CHAINS = (64, 256)
@@ -47,25 +39,11 @@ class Measurement:
 
 def measured(kernel: Kernel, threads: int) -> Measurement:
     """One run of the kernel in a graph: its own nodes, without those around it in a model of its own."""
-    copies = _copies(kernel)
-    own = [e for e in profiled(trial(kernel, copies), threads, copies) if not _is_around(e, kernel)]
+    own = [e for e in profiled(trial(kernel), threads) if not _is_around(e, kernel)]
     overhead = profiling_overhead(threads)
-    # equal nodes of the copies are one sample
-    alike: dict[str, list[Event]] = {}
-    for event in own:
-        alike.setdefault(event.signature, []).append(event)
-    total = sum(len(e) * max(typical([s for x in e for s in x.seconds]) - overhead, 0.0) for e in alike.values())
-    nodes = tuple(sorted((signature, len(e) // copies) for signature, e in alike.items()))
+    seconds = sum(max(typical(e.seconds) - overhead, 0.0) for e in own)
     windows = tuple(repr(step.attrs) for step in kernel.steps if step.op.name not in _AS_OTHERS)
-    return Measurement(total / copies, (nodes, windows))
-
-
-def _copies(kernel: Kernel) -> int:
-    """How often a kernel is computed in its model, each time with other weights."""
-    weights = sum(o.type.nbytes for o in kernel.operands if o.constant)
-    if weights < _LARGE:
-        return 1
-    return max(1, min(_MOST_COPIES, _COLD // weights, int(_MOST_OPERATIONS / max(flops(kernel), 1.0))))
+    return Measurement(seconds, (tuple(sorted(e.signature for e in own)), windows))
 
 
 def _is_around(event: Event, kernel: Kernel) -> bool:
@@ -85,37 +63,33 @@ def typical(seconds: Sequence[float]) -> float:
     return statistics.fmean(s for s in seconds if s <= 1.1 * quartile + 1.5e-6)
 
 
-def profiled(model: Trial, threads: int, copies: int = 1) -> list[Event]:
+def profiled(model: Trial, threads: int) -> list[Event]:
     """Runs a model again and again, for a bounded time: what each of its nodes took, without the first run."""
     with tempfile.TemporaryDirectory() as folder:
         running = session(
             model.model.SerializeToString(), threads, weights=model.weights, profile=str(Path(folder) / "profile")
         )
         with failures_as_errors("ONNX Runtime cannot run a kernel"):
-            _run(running, model, copies)
+            _run(running, model)
             found = events(running)
     for event in found:
         del event.seconds[: len(event.seconds) > 1]
     return found
 
 
-def _run(running: Session, model: Trial, copies: int) -> None:
+def _run(running: Session, model: Trial) -> None:
     binding = running.io_binding()
     for name, array in model.feeds.items():
         binding.bind_cpu_input(name, array)
-    places: dict[TensorType, object] = {}
     for name, t in model.results.items():
-        # nobody reads these: one place does for all copies
-        if t not in places:
-            places[t] = runtime().OrtValue.ortvalue_from_numpy(np.zeros(t.static_shape, t.dtype.numpy))
-        binding.bind_ortvalue_output(name, places[t])
+        place = runtime().OrtValue.ortvalue_from_numpy(np.zeros(t.static_shape, t.dtype.numpy))
+        binding.bind_ortvalue_output(name, place)
     running.run_with_iobinding(binding)
     times: list[float] = []
     spent = 0.0
     while spent < _SECONDS_AT_MOST and (
-        len(times) * copies < _LEAST_SAMPLES or spent < _SECONDS_WANTED
-        or spent < 2 * _SECONDS_WANTED and not _stable(times)
-    ):  # fmt: skip
+        len(times) < _LEAST_RUNS or spent < _SECONDS_WANTED or spent < 2 * _SECONDS_WANTED and not _stable(times)
+    ):
         started = time.perf_counter()
         running.run_with_iobinding(binding)
         times.append(time.perf_counter() - started)

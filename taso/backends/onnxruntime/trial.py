@@ -1,8 +1,8 @@
 """A kernel as a model of its own, in surroundings like those that it has in a graph.
 
-Before the kernel a sweep through memory empties the second-level cache of its weights, and a node writes each operand
-anew. Where an operand lies with its channels in blocks that is a convolution, and where the result does it goes to one,
-so that ONNX Runtime leaves it so. Nodes around the kernel are not counted when it is measured; everything else is.
+Before the kernel a sweep through memory takes its weights out of the caches, and a node writes each operand anew. Where
+an operand lies with its channels in blocks that is a convolution, and where the result does it goes to one, so that
+ONNX Runtime leaves it so. Nodes around the kernel are not counted when it is measured; everything else is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from taso.graph.types import DType, TensorType
 AROUND = "taso_around_"
 """How the names of the nodes around the kernel begin."""
 _IR_VERSION = 10
-_SWEPT_BYTES = 8 << 20
+_LEAST_SWEPT, _MOST_SWEPT = 8 << 20, 128 << 20
+_WEIGHTS_SWEPT = 64
+"""How many times the bytes of a kernel's weights are read before it: a model reads so much between two uses of them."""
 _ROOM_BYTES = 1 << 19
+"""What a kernel's operands and results may have together to lie, in a graph, where others have just been."""
 _INLINE_BYTES = 1024
 _RANDOM = (1 << 20) - 3
 _SWEEP, _ROOM, _LEAST = f"{AROUND}sweep", f"{AROUND}room", f"{AROUND}least"
@@ -38,7 +41,7 @@ _OLDEST = 9
 
 @dataclass
 class Trial:
-    """A model that computes a kernel several times, each with weights of its own, and what to run it on.
+    """A model that computes a kernel, and what to run it on.
 
     `weights` are values of tensors that the model says are elsewhere; `results` the types of its outputs.
     """
@@ -49,48 +52,38 @@ class Trial:
     results: dict[str, TensorType] = field(default_factory=dict)
 
 
-def trial(kernel: Kernel, copies: int) -> Trial:
+def trial(kernel: Kernel) -> Trial:
     """The model of a kernel; that of a change of layout is made of nothing but what is around."""
-    found = Trial(_kernels(kernel, copies) if kernel.steps else bare_model([]))
-    _add_sweep(found, sum(o.type.nbytes for o in (*kernel.operands, *kernel.results) if not o.constant))
+    found = Trial(_kernel(kernel) if kernel.steps else bare_model([]))
+    _add_sweep(found, kernel)
     for i, operand in enumerate(kernel.operands):
         if operand.constant:
-            for copy in range(copies):
-                _add_constant(found, _weight(copy, i), values_of(kernel, i, copy))
+            _add_constant(found, _operand(i), values_of(kernel, i))
         else:
-            _add_operand(found, _input(i), kernel, i)
-    for copy in range(copies):
-        for j, result in enumerate(kernel.results):
-            _add_result(found, _output(copy, j) if kernel.steps else _input(0), result)
+            _add_operand(found, _operand(i), kernel, i)
+    for j, result in enumerate(kernel.results):
+        _add_result(found, _result(j) if kernel.steps else _operand(0), result)
     return found
 
 
-def _input(operand: int) -> str:
-    return f"x{operand}"
+def _operand(number: int) -> str:
+    return f"x{number}"
 
 
-def _weight(copy: int, operand: int) -> str:
-    return f"w{copy}_{operand}"
+def _result(number: int) -> str:
+    return f"y{number}"
 
 
-def _output(copy: int, result: int) -> str:
-    return f"y{copy}_{result}"
-
-
-def _kernels(kernel: Kernel, copies: int) -> ModelProto:
-    """The nodes of a kernel as often as they are wanted; inputs and outputs are still to be said."""
+def _kernel(kernel: Kernel) -> ModelProto:
+    """The nodes of a kernel; its inputs, weights and outputs are still to be said."""
     graph = Graph()
     graph.info.opsets = {"": max(opset_of(kernel), _OLDEST)}
-    shared = {i: graph.add_input(_input(i), o.type) for i, o in enumerate(kernel.operands) if not o.constant}
-    outputs: list[tuple[str, Value]] = []
-    for copy in range(copies):
-        own = {i: graph.add_input(_weight(copy, i), o.type) for i, o in enumerate(kernel.operands) if o.constant}
-        operands, made = shared | own, list[tuple[Value, ...]]()
-        for step in kernel.steps:
-            read = [None if i is None else operands[i] if i >= 0 else made[-1 - i][0] for i in step.inputs]
-            made.append(graph.make(step.op, read, step.attrs).outputs)
-        outputs += [(_output(copy, j), value) for j, value in enumerate(made[-1])]
-    graph.set_outputs(outputs)
+    operands = [graph.add_input(_operand(i), o.type) for i, o in enumerate(kernel.operands)]
+    made: list[tuple[Value, ...]] = []
+    for step in kernel.steps:
+        read = [None if i is None else operands[i] if i >= 0 else made[-1 - i][0] for i in step.inputs]
+        made.append(graph.make(step.op, read, step.attrs).outputs)
+    graph.set_outputs((_result(j), value) for j, value in enumerate(made[-1]))
     model = export(graph)
     for number, node in enumerate(model.graph.node):
         node.name = f"n{number}"
@@ -108,21 +101,25 @@ def bare_model(nodes: Sequence[NodeProto]) -> ModelProto:
 # ── what is around ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _add_sweep(found: Trial, used: int) -> None:
-    """A read of much memory, behind which nothing is in the caches; and a write of so much as the kernel's own values
+def _add_sweep(found: Trial, kernel: Kernel) -> None:
+    """A read of much memory, behind which weights are in no cache; and a write of as much as the kernel's own values
     use, which are laid there later: in a graph they lie where others have just been."""
     inner = found.model.graph
-    room = _random((used // 3 if 3 <= used <= _ROOM_BYTES else 1,))
-    _add_input(found, _SWEEP, _swept())
-    _add_input(found, _ROOM, room)
+    weights, used = (
+        sum(o.type.nbytes for o in (*kernel.operands, *kernel.results) if o.constant is constant)
+        for constant in (True, False)
+    )
+    swept = min(max(_WEIGHTS_SWEPT * weights, _LEAST_SWEPT), _MOST_SWEPT)
+    _add_input(found, _SWEEP, _swept()[: swept >> 12])
+    _add_input(found, _ROOM, _random((used // 3 if 3 <= used <= _ROOM_BYTES else 1,)))
     nodes = [
         helper.make_node("ReduceMin", [_SWEEP], [f"{_SWEEP}_least"], _SWEEP, keepdims=0),
         helper.make_node("Max", [_ROOM, f"{_SWEEP}_least"], [f"{_ROOM}_written"], _ROOM),
         helper.make_node("ReduceMin", [f"{_ROOM}_written"], [_LEAST], _LEAST, keepdims=0),
     ]
-    kernel = list(inner.node)
+    steps = list(inner.node)
     del inner.node[:]
-    inner.node.extend([*nodes, *kernel])
+    inner.node.extend([*nodes, *steps])
 
 
 def _add_constant(found: Trial, name: str, values: Array) -> None:
@@ -215,18 +212,17 @@ def _add_result(found: Trial, name: str, result: Operand) -> None:
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def values_of(kernel: Kernel, operand: int, copy: int = 0) -> Array:
+def values_of(kernel: Kernel, operand: int) -> Array:
     """Values for an operand, the same each time: indices that exist, else normal floats, ones and truth values.
 
-    A constant of one element is the number that it most likely is. Each copy of a kernel has other weights, since ONNX
-    Runtime keeps equal ones once.
+    A constant of one element is the number that it most likely is.
     """
     o = kernel.operands[operand]
     dtype = o.type.dtype.numpy
     likely = _likely(kernel, operand) if o.constant and o.type.size == 1 and o.type.dtype.is_float else None
     if likely is not None:
         return np.full(o.type.static_shape, likely, dtype)
-    values = _random(o.type.static_shape, copy)
+    values = _random(o.type.static_shape)
     if o.type.dtype.is_integer:
         return np.asarray(np.abs(values) * 1e3 % _least_size(kernel) if _looks_up(kernel) else values**0, dtype)
     if o.type.dtype is DType.BOOL:
@@ -265,9 +261,9 @@ def _pool() -> NDArray[np.float32]:
 
 @functools.lru_cache(maxsize=1)
 def _swept() -> NDArray[np.float32]:
-    return _random((_SWEPT_BYTES >> 12, 1 << 10))
+    return _random((_MOST_SWEPT >> 12, 1 << 10))
 
 
-def _random(shape: tuple[int, ...], start: int = 0) -> NDArray[np.float32]:
+def _random(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Normal numbers; a large array repeats what a smaller one holds."""
-    return np.resize(_pool()[start:], math.prod(shape)).reshape(shape)
+    return np.resize(_pool(), math.prod(shape)).reshape(shape)
