@@ -215,7 +215,7 @@ def test_a_weight_that_a_kernel_reads_as_it_is_is_read_from_the_file(stored: Pat
 
 
 @needs_onednn
-def test_the_copies_of_a_measured_kernels_weights_are_gone_when_it_returns() -> None:
+def test_the_weights_of_a_measured_kernel_are_gone_when_it_returns() -> None:
     f = DType.FLOAT
     rows, weight = TensorType(f, (1, 1024)), TensorType(f, (1024, 1024))
     kernel = Kernel(
@@ -233,5 +233,5 @@ def test_the_copies_of_a_measured_kernels_weights_are_gone_when_it_returns() -> 
     finally:
         tracemalloc.stop()
         gc.enable()
-    assert peak - before > 4 * weight.nbytes, "there are several, or this says nothing"
+    assert peak - before >= weight.nbytes, "there are some, or this says nothing"
     assert after - before < weight.nbytes / 4

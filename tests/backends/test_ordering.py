@@ -15,8 +15,9 @@ from searching import random_graph as images_and_matrices
 
 import taso
 from taso.backends.lowering import Choices, Plan, choices_of, is_view, lower, no_scratch, nowhere, structure
-from taso.backends.onednn.backend import OneDNNBackend, _RandomSupply
+from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.kernels import NotInPlace, design
+from taso.backends.onednn.measuring import RandomSupply
 from taso.backends.onednn.needs import overwritable
 from taso.backends.ordering import ordered, planned_peak, schedule
 from taso.backends.reference import ReferenceBackend
@@ -212,7 +213,7 @@ def test_what_a_kernel_may_overwrite_is_told_beforehand(seed: int) -> None:
     for job in lower(graph, backend.lowering).jobs:
         if is_view(job.kernel):
             continue
-        supply = _RandomSupply(job.kernel, {}, set())
+        supply = RandomSupply(job.kernel)
         recipe = design(job.kernel, backend.lowering.layouts, supply)
         summed = set()
         for operand in recipe.sums:

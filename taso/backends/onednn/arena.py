@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from taso.backends.onednn.pages import ALIGNMENT
 from taso.backends.packing import Span, packed
-
-ALIGNMENT = 64
 
 
 @dataclass(eq=False)

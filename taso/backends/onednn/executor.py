@@ -19,9 +19,10 @@ import numpy as np
 from taso.backends.base import Array
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
-from taso.backends.onednn.arena import ALIGNMENT, Region, place_regions
+from taso.backends.onednn.arena import Region, place_regions
 from taso.backends.onednn.kernels import BY_DEFINITION, NotInPlace, design
 from taso.backends.onednn.library import Library, library, status_error
+from taso.backends.onednn.pages import zeroed
 from taso.backends.onednn.places import (
     OPERAND,
     RESULT,
@@ -373,8 +374,8 @@ class _Builder:
         self.list_tasks()
         self.decide()
         size = place_regions(self.regions)
-        arena = np.zeros(size + ALIGNMENT, np.uint8)
-        base = arena.ctypes.data + -arena.ctypes.data % ALIGNMENT
+        arena = zeroed(size)
+        base = arena.ctypes.data
         program = StaticProgram(threads, arena, size)
         for task in self.tasks:
             calls = self.bind(task, base)

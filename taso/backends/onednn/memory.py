@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import MAX_DIMENSIONS, Dims, Library, library, status_error
+from taso.backends.onednn.pages import zeroed
 from taso.graph.errors import BackendError
 
 _CPU = 1
 _IN_ORDER = 1
 _FORMAT_ANY = 1
 _FORMAT_BLOCKED = 2
-_ALIGNMENT = 64
 
 _QUERY_STRIDES = 14
 _QUERY_NDIMS = 256
@@ -429,8 +429,8 @@ class Memory(Handle):
     @classmethod
     def allocate(cls, desc: MemoryDesc) -> Memory:
         """Over fresh, zeroed memory of its own."""
-        buffer = np.zeros(desc.size + _ALIGNMENT, np.uint8)
-        return cls(desc, buffer.ctypes.data + -buffer.ctypes.data % _ALIGNMENT, buffer)
+        buffer = zeroed(desc.size)
+        return cls(desc, buffer.ctypes.data, buffer)
 
     def set_data_handle(self, address: int, owner: object = None) -> None:
         """Moves it to another address; calls that it is bound to follow at their next run."""

@@ -1,0 +1,240 @@
+"""What one run of a kernel takes in a model: timed among surroundings like those that it has there.
+
+In a model a kernel meets its weights once per inference, when those of all other kernels have gone through the caches,
+and its operands where a kernel before has just written them. So each run that counts is preceded by a sweep through
+memory and by a write of what it computes from, both by oneDNN on the threads that will run it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso.backends.base import Array
+from taso.backends.lowering import Kernel, Layouts, Operand
+from taso.backends.onednn.kernels import NotInPlace, design
+from taso.backends.onednn.memory import DataType, Memory, MemoryDesc
+from taso.backends.onednn.pages import zeroed
+from taso.backends.onednn.places import Block, tensor_bytes
+from taso.backends.onednn.primitives import DST, SCRATCHPAD, SRC, Primitive, reduction, reorder
+from taso.backends.onednn.recipe import Call, Recipe
+from taso.graph.errors import BackendError
+
+METHOD = 2
+"""Goes up when times would come out otherwise: costs measured before count no more."""
+
+_SAMPLES = 15
+_LEAST_SAMPLES = 7
+_SECONDS_WANTED = 0.05
+_SECONDS_AT_MOST = 0.25
+_LEAST_SWEPT, _MOST_SWEPT = 8 << 20, 128 << 20
+_WEIGHTS_SWEPT = 64
+"""How many times the bytes of a kernel's weights are read before it: a model reads so much between two uses of them."""
+_ROOM_BYTES = 1 << 20
+"""What a kernel's operands and results may have together for its results to lie where others have just been."""
+_ROW = 1 << 14
+_NEAR = 1.02
+
+Bytes = NDArray[np.uint8]
+
+
+class RandomSupply:
+    """Constants of a kernel that is measured: random, laid out in blocks of its own, kept as long as this is."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._blocks: dict[tuple[int, str], Block] = {}
+        self._arrays: dict[int, Array] = {}
+
+    def array(self, operand: int) -> Array:
+        if operand not in self._arrays:
+            self._arrays[operand] = random_array(self._kernel.operands[operand], operand)
+        return self._arrays[operand]
+
+    def keep(self, operand: int, label: str, make: Callable[[Array], Block]) -> Block:
+        key = (operand, label)
+        if key not in self._blocks:
+            self._blocks[key] = make(self.array(operand))
+        return self._blocks[key]
+
+
+def random_array(operand: Operand, seed: int) -> Array:
+    """Reproducible values: normal floats (weights scaled by 1 / √fan-in, vectors positive), else 0 or 1."""
+    shape, dtype = operand.type.static_shape, operand.type.dtype
+    if not dtype.is_float:
+        return np.random.default_rng(seed).integers(0, 2, shape).astype(dtype.numpy)
+    values: Array = np.resize(_normal()[seed:], shape)
+    if operand.constant and len(shape) < 2:
+        values = np.abs(values) + np.float32(0.5)
+    elif operand.constant:
+        values = values / np.float32(math.sqrt(max(math.prod(shape[1:]), 1)))
+    return values.astype(dtype.numpy, copy=False)
+
+
+@functools.lru_cache(maxsize=1)
+def _normal() -> Array:
+    """Normal numbers that larger arrays repeat: so many that no kernel meets them again at the same place of a row."""
+    return np.random.default_rng(0).standard_normal((1 << 16) + 13, np.float32)
+
+
+def measured(kernel: Kernel, layouts: Layouts, sweeps: Sweeps) -> float:
+    """Seconds of one run on buffers of its own, filled with random numbers (the same each time).
+
+    The median of single runs in such surroundings as a model has. Runs during which the system gave the
+    processor to others do not count while there are enough without; all ends after a bounded time.
+    """
+    supply = RandomSupply(kernel)
+    recipe, shared = _recipe(kernel, layouts, supply)
+    operands = [_room(o) for o in kernel.operands]
+    results = [zeroed(tensor_bytes(r.type)) for r in kernel.results]
+    if shared is not None:
+        results[0] = operands[shared]
+    scratch = [zeroed(size) for size in recipe.scratch]
+    bound = recipe.bind(*([b.ctypes.data for b in blocks] for blocks in (operands, results, scratch)))
+    around = [sweeps.of(_swept_before(kernel))]
+    if sum(b.nbytes for b in (*operands, *results)) <= _ROOM_BYTES:
+        around += [_write(b, np.ones(b.nbytes, np.uint8)) for b in results if b.nbytes]
+    for number, (block, operand) in enumerate(zip(operands, kernel.operands, strict=True)):
+        if block.nbytes:
+            values = np.ascontiguousarray(random_array(operand, number)).reshape(-1)
+            around.append(_write(block, values.view(np.uint8)))
+    return timed([call for call, _ in bound], around)
+
+
+def _recipe(kernel: Kernel, layouts: Layouts, supply: RandomSupply) -> tuple[Recipe, int | None]:
+    """How the kernel runs, and the operand whose memory its result takes, as in a program where that is mostly free."""
+    recipe = design(kernel, layouts, supply)
+    for operand in recipe.sums:
+        try:
+            return design(kernel, layouts, supply, operand), operand
+        except NotInPlace:
+            continue
+    return recipe, None
+
+
+def _room(operand: Operand) -> Bytes:
+    return zeroed(0 if operand.constant else tensor_bytes(operand.type))
+
+
+# ── surroundings ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _swept_before(kernel: Kernel) -> int:
+    weights = sum(o.type.nbytes for o in kernel.operands if o.constant)
+    wanted = min(max(_WEIGHTS_SWEPT * weights, _LEAST_SWEPT), _MOST_SWEPT)
+    # whole powers of two, so that there are few
+    return 1 << (wanted - 1).bit_length()
+
+
+class Sweeps:
+    """Reads of much memory, which take everything else out of the caches; they share what they read."""
+
+    def __init__(self) -> None:
+        self._read: Bytes | None = None
+        self._made: dict[int, Call] = {}
+
+    def release(self) -> None:
+        """Gives the memory back; the next sweep takes it anew."""
+        self._read = None
+        self._made.clear()
+
+    def of(self, size: int) -> Call:
+        """One that reads so many bytes."""
+        if self._read is None:
+            self._read = zeroed(_MOST_SWEPT)
+            # pages that nobody has written to are all one
+            self._read.fill(1)
+        if size not in self._made:
+            rows = size // (4 * _ROW)
+            source = MemoryDesc.strided((rows, _ROW), DataType.F32, (_ROW, 1))
+            target = MemoryDesc.strided((rows, 1), DataType.F32, (1, 1))
+            memory = Memory(source, self._read.ctypes.data, self._read)
+            self._made[size] = _bound(reduction(source, target, "max"), memory, Memory.allocate(target))
+        return self._made[size]
+
+
+def _write(block: Bytes, values: Bytes) -> Call:
+    """Writes values into a buffer; of a random tensor every layout is as good."""
+    size = block.nbytes
+    # in floats where they divide it; nothing is computed with them
+    dtype, count = (DataType.F32, size // 4) if size % 4 == 0 else (DataType.U8, size)
+    desc = MemoryDesc.strided((count,), dtype, (1,))
+    source = zeroed(size)
+    np.copyto(source, values)
+    return _bound(reorder(desc, desc), Memory(desc, source.ctypes.data, source), Memory(desc, block.ctypes.data, block))
+
+
+def _bound(primitive: Primitive, source: Memory, target: Memory) -> Call:
+    arguments = {SRC: source, DST: target}
+    if SCRATCHPAD in primitive.arguments:
+        arguments[SCRATCHPAD] = Memory.allocate(primitive.arguments[SCRATCHPAD])
+    return primitive.bind(arguments)
+
+
+# ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def timed(calls: Sequence[Call], around: Sequence[Call] = ()) -> float:
+    """Seconds that the calls take, one after the other, when `around` has run: the median of several times."""
+
+    def once() -> float:
+        for prepare in around:
+            prepare()
+        started = time.perf_counter()
+        for call in calls:
+            if call():
+                raise BackendError("oneDNN failed to run a kernel that was to be measured")
+        return time.perf_counter() - started
+
+    begun = time.perf_counter()
+    first = once()
+    if first > _SECONDS_AT_MOST:
+        return first
+    undisturbed: list[float] = []
+    every: list[float] = []
+    while not _enough(undisturbed, every, time.perf_counter() - begun):
+        interrupted = interruptions()
+        every.append(once())
+        if interruptions() == interrupted:
+            undisturbed.append(every[-1])
+    return statistics.median(undisturbed if len(undisturbed) >= 3 else every)
+
+
+def _enough(undisturbed: Sequence[float], every: Sequence[float], spent: float) -> bool:
+    if len(every) < 3:
+        return False
+    if spent > _SECONDS_AT_MOST or len(every) >= 4 * _SAMPLES:
+        return True
+    return len(undisturbed) >= _SAMPLES or len(undisturbed) >= _LEAST_SAMPLES and (
+        spent > _SECONDS_WANTED or _stable(undisturbed)
+    )  # fmt: skip
+
+
+if sys.platform == "win32":
+
+    def interruptions() -> int:
+        """How often the system has taken the processor from this process, where it says so."""
+        return 0
+
+else:
+    import resource
+
+    def interruptions() -> int:
+        """How often the system has taken the processor from this process, where it says so."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _stable(samples: Sequence[float]) -> bool:
+    """Whether the faster half of the runs agree."""
+    ordered = sorted(samples)
+    return ordered[len(ordered) // 2] < _NEAR * ordered[0]
+
+
+__all__ = ["METHOD", "RandomSupply", "Sweeps", "measured", "random_array", "timed"]

@@ -1,0 +1,72 @@
+"""Memory on large pages: zeroed, aligned, apart from each other, and given back when nothing refers to it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taso.backends.onednn import pages
+from taso.backends.onednn.pages import zeroed
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20))
+def test_blocks_are_zeroed_aligned_and_do_not_overlap(sizes: list[int]) -> None:
+    blocks = [zeroed(size) for size in sizes]
+    for number, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+        assert block.dtype == np.uint8 and block.shape == (size,) and not block.any()
+        assert not size or block.ctypes.data % pages.ALIGNMENT == 0
+        block.fill(number + 1)
+    assert all(np.all(block == number + 1) for number, block in enumerate(blocks))
+
+
+def test_a_view_keeps_its_bytes_when_the_block_itself_is_gone() -> None:
+    def view() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        block = zeroed(1 << 20)
+        block.view(np.float32)[:] = 7
+        return block.view(np.float32)[4096:8192].reshape(64, 64)[3:]
+
+    found = view()
+    gc.collect()
+    others = [zeroed(1 << 20) for _ in range(4)]
+    assert np.all(found == 7) and not any(o.any() for o in others)
+
+
+def test_without_large_pages_or_address_space_there_is_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_HAS_LARGE_PAGES", False)
+    assert zeroed(1 << 20).ctypes.data % pages.ALIGNMENT == 0
+    monkeypatch.undo()
+
+    def none_left(size: int) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(pages, "_Reservation", none_left)
+    monkeypatch.setattr(pages, "_current", None)
+    found = zeroed(1 << 20)
+    assert found.shape == (1 << 20,) and not found.any() and found.ctypes.data % pages.ALIGNMENT == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of memory")
+def test_memory_goes_back_to_the_system_while_its_neighbours_are_in_use() -> None:
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+    size = 8 << 20
+    neighbours = [zeroed(4096)]
+    blocks = []
+    before = resident()
+    for _ in range(6):
+        blocks.append(zeroed(size))
+        blocks[-1].fill(1)
+        neighbours.append(zeroed(4096))
+    assert resident() - before > 5 * size
+    blocks.clear()
+    gc.collect()
+    assert resident() - before < 2 * size
+    assert not any(n.any() for n in neighbours)
