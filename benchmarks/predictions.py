@@ -5,7 +5,8 @@
 prints a line for each model and backend: the sum of its kernels (and of changes of layout), measured anew one by one;
 the median of whole runs with its quartiles; and by how much the sum is off. With `--finalists` each model is searched,
 too, and graphs on the way to the best one, the original among them, and some that are worse than the best are
-compiled: of these the rank correlation (Spearman) of sums and medians is printed, with both for each graph.
+compiled: of these the rank correlation (Spearman) of sums and medians is printed, with both for each graph, and how
+many pairs of graphs, among those that the clock tells apart (their quartiles do not overlap), the sums have in order.
 
 Kernels are measured in one process, whole graphs in another, as they are deployed; there programs run in turns, every
 other round the other way round.
@@ -19,7 +20,6 @@ import multiprocessing
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from pathlib import Path
 from models import EXAMPLES, load
 
 import taso
-from taso.backends.base import Array, Executable
 from taso.backends.costs import CostDatabase
 from taso.backends.select import get_backend
 from taso.graph.errors import GraphError, TasoError
@@ -40,7 +39,7 @@ from taso.search.result import to_graph
 from taso.search.rewrite import Refused, apply
 from taso.search.state import Cycle, Draft, State
 from taso.search.strategies import Search
-from taso.search.verify import random_feeds
+from taso.search.verify import random_feeds, turns
 
 BACKENDS = ("onednn", "onnxruntime")
 LIGHT = (
@@ -48,6 +47,7 @@ LIGHT = (
 )  # fmt: skip
 MODELS = (*(f"example:{name}" for name in EXAMPLES), *(f"light:{name}" for name in LIGHT))
 LEAST_RUNS = 12
+MOST_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def measured(job: Job, paths: Sequence[str]) -> list[list[float]]:
     """Seconds of whole runs of each graph."""
     graphs = [taso.load(path) for path in paths]
     feeds = random_feeds(graphs[0], measuring_sizes(graphs[0], {}), 0)
-    return in_turns([taso.compile(g, job.backend, job.threads) for g in graphs], feeds, job.seconds)
+    programs = [taso.compile(g, job.backend, job.threads) for g in graphs]
+    return turns(programs, feeds, job.seconds * len(programs), LEAST_RUNS, MOST_RUNS)
 
 
 def results(job: Job) -> list[Graph]:
@@ -122,39 +123,30 @@ def _described(graph: Graph, seconds: Sequence[float]) -> Graph:
     return replace(graph, measured=middle, quartiles=(low, high))
 
 
-def in_turns(programs: Sequence[Executable], feeds: dict[str, Array], seconds: float) -> list[list[float]]:
-    """Seconds of whole runs of each program, after two that are not counted."""
-    for _ in range(2):
-        for program in programs:
-            program(feeds)
-    times: list[list[float]] = [[] for _ in programs]
-    deadline = time.perf_counter() + seconds * len(programs)
-    while len(times[0]) < LEAST_RUNS or time.perf_counter() < deadline:
-        order = range(len(programs))
-        for which in order if len(times[0]) % 2 == 0 else reversed(order):
-            started = time.perf_counter()
-            programs[which](feeds)
-            times[which].append(time.perf_counter() - started)
-    return times
-
-
 # ── finalists ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def finalists(prepared: Prepared, settings: Settings, number: int, budget: int) -> list[tuple[str, State]]:
-    """The original, about `number` graphs on the way from it to the best, and as many that are a rewrite worse."""
+    """The original, about `number` graphs on the way from it to the best, and as many that are rewrites worse."""
     limits = Limits(1.05, budget, constant_bytes=2 * prepared.state.constant_bytes + UNFOLDED)
     outcome = Search(prepared.state, Matcher(settings.rules), limits).run("backtracking")
     walked = list(on_the_way(outcome))
     found = [("original" if i == 0 else f"{i} rewrites", walked[i]) for i in spread(len(walked), number + 1)]
-    worse = sorted((m for m in outcome.near_misses if m.change > 0), key=lambda m: m.change)
-    for miss in (worse[i] for i in spread(len(worse), number)):
-        draft = Draft(outcome.best)
+    # ever more of what makes it worse, so that there is something to rank
+    worse = sorted((m for m in outcome.near_misses if m.change > 0), key=lambda m: -m.change)
+    state, taken = outcome.best, 0
+    wanted = [2**i for i in range(number)]
+    for miss in worse:
+        if not wanted:
+            break
+        draft = Draft(state)
         try:
             apply(miss.match, draft)
-            found.append((f"worse by {miss.match.rule.name[:40]}", _committed(draft)))
+            state, taken = _committed(draft), taken + 1
         except (Cycle, Refused, GraphError):
             continue
+        if taken == wanted[0]:
+            found.append((f"worse by {wanted.pop(0)} rewrites", state))
     return found
 
 
@@ -211,8 +203,15 @@ def line(job: Job, found: Sequence[Graph]) -> str:
         f"{low:9.3f} {high:9.3f} {original.error:+8.1%}"
     )
     if len(found) > 2:
-        text += f"  {len(found)}, rank correlation {spearman(*_pairs(found)):.3f}"
+        right, pairs = in_order(found)
+        text += f"  {len(found)}, rank correlation {spearman(*_pairs(found)):.3f}, in order {right} of {pairs} pairs"
     return text
+
+
+def in_order(found: Sequence[Graph]) -> tuple[int, int]:
+    """Of how many pairs the sums have the order of the medians, and of how many: those whose quartiles lie apart."""
+    apart = [(a, b) for a in found for b in found if a.quartiles[1] < b.quartiles[0]]
+    return sum(a.predicted < b.predicted for a, b in apart), len(apart)
 
 
 def _pairs(found: Sequence[Graph]) -> tuple[list[float], list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import warnings
@@ -276,27 +277,60 @@ def contest(
     original: Executable, others: Sequence[Executable], feeds: Feeds, seconds: float = 2.0, least: int = 12,
     most: int = 400,
 ) -> list[Timing]:  # fmt: skip
-    """Runs programs in turns, every other round the other way round, and compares each with the original.
+    """Runs programs in `turns` and compares each with the original.
 
     Stops when the intervals of all median ratios (from their order statistics) leave 1 by far, or the time is up.
     """
-    programs = [original, *others]
-    for _ in range(2):
-        for program in programs:
-            program(feeds)
+
+    def clear(times: Sequence[Sequence[float]]) -> bool:
+        rounds = len(times[0])
+        return rounds >= 2 * least and rounds % 4 == 0 and all(t.decided for t in _timings(times, _EARLY))
+
+    times = turns([original, *others], feeds, seconds, least, most, clear)
+    return _timings(times, _LATE[min(len(others), len(_LATE)) - 1])
+
+
+_WARM_SECONDS = 0.05
+"""A run that takes longer finds its weights as cold after itself as after others."""
+_TURN_SECONDS = 1e-3
+
+
+def turns(
+    programs: Sequence[Executable], feeds: Feeds, seconds: float, least: int, most: int,
+    clear: Callable[[Sequence[Sequence[float]]], bool] = lambda times: False,
+) -> list[list[float]]:  # fmt: skip
+    """Seconds of runs of each program, which take turns, every other round the other way round.
+
+    At its turn a program runs once without being counted, so that it does not find the caches as the one before has
+    left them, then as often as a clock needs. Ends when `clear` says that the times do, or when `seconds` are over and
+    there are `least` rounds.
+    """
+    estimates = []
+    for program in programs:
+        program(feeds)
+        estimates.append(_seconds(program, feeds, 1))
+    # the same for all, or it would be an advantage
+    estimate = max(*estimates, 1e-6)
+    warm, runs = len(programs) > 1 and estimate < _WARM_SECONDS, math.ceil(_TURN_SECONDS / estimate)
     times: list[list[float]] = [[] for _ in programs]
     deadline = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < most and (rounds < least or time.perf_counter() < deadline):
+    while len(times[0]) < most and (len(times[0]) < least or time.perf_counter() < deadline):
         order = range(len(programs))
-        for which in order if rounds % 2 == 0 else reversed(order):
-            started = time.perf_counter()
-            programs[which](feeds)
-            times[which].append(time.perf_counter() - started)
-        rounds += 1
-        if rounds >= 2 * least and rounds % 4 == 0 and all(t.decided for t in _timings(times, _EARLY)):
+        for which in order if len(times[0]) % 2 == 0 else reversed(order):
+            if warm:
+                programs[which](feeds)
+            times[which].append(_seconds(programs[which], feeds, runs))
+        if clear(times):
             break
-    return _timings(times, _LATE[min(len(others), len(_LATE)) - 1])
+    return times
+
+
+def _seconds(program: Executable, feeds: Feeds, runs: int) -> float:
+    """Seconds of one run, the mean of several in a row."""
+    started = time.perf_counter()
+    for _ in range(runs):
+        program(feeds)
+    return (time.perf_counter() - started) / runs
 
 
 _EARLY = 3.5

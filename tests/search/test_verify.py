@@ -218,7 +218,7 @@ class Program:
 def test_both_programs_of_a_race_run_equally_often() -> None:
     first, second = Program(), Program()
     timing = race(first, second, {}, seconds=0.01)
-    assert first.runs == second.runs == timing.rounds + 2
+    assert first.runs == second.runs > timing.rounds > 0
     assert timing.low <= timing.high and len(timing.ratios) == timing.rounds
 
 
