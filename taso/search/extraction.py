@@ -139,12 +139,15 @@ class Extractor:
     # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _collect(self) -> None:
-        """All kernels that could compute what the outputs need, those of the state that the e-graph grew from first."""
+        """All kernels that could compute what the outputs need, those of the state that the e-graph grew from first.
+
+        Without time for those there is no graph to take out.
+        """
         egraph = self.egraph
         old = {n for n in egraph.nodes if egraph.age[n] < len(egraph.start.made)}
         seen: set[int] = set()
         # the old nodes first: when the time is up there is a graph in any case
-        for nodes, kept in ((old, True), (set(egraph.nodes), False)):
+        for nodes, first in ((old, True), (set(egraph.nodes), False)):
             stack = [c for c in sorted(self._outputs) if not egraph.is_constant(c)]
             reached = set(stack)
             while stack:
@@ -153,8 +156,12 @@ class Extractor:
                     if node not in nodes:
                         continue
                     if node not in seen:
-                        if not kept and self._late():
-                            continue
+                        if self._late():
+                            if not first:
+                                continue
+                            self._picks.clear()
+                            self._of.clear()
+                            return
                         seen.add(node)
                         self._add_picks(node)
                     for operand in egraph.operands(node):

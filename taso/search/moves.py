@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
@@ -185,13 +186,22 @@ class Candidate:
 
 @dataclass
 class Limits:
-    """When to stop, and what a candidate may grow to. `memory` bounds by how many bytes the process may grow."""
+    """When to stop, and what a candidate may grow to.
+
+    `memory` bounds by how many bytes the process may grow, from `held` on: (process, bytes), without which each search
+    begins anew.
+    """
 
     alpha: float = 1.0
     budget: int = 1000
     time_limit: float | None = None
     constant_bytes: int = 1 << 62
     memory: int | None = None
+    held: tuple[int, int] | None = None
+
+    def from_now(self) -> Limits:
+        """The same, with all searches that follow bounded together by `memory`."""
+        return self if self.memory is None else replace(self, held=(os.getpid(), resident_bytes()))
 
     def __post_init__(self) -> None:
         if isinstance(self.budget, bool) or not isinstance(self.budget, int):
@@ -219,6 +229,14 @@ ALWAYS = -1 << 62
 """What every rewrite disturbs."""
 _LOOK = 16
 """Steps from one look at the memory of the process to the next."""
+
+
+def _held(limits: Limits) -> int:
+    """Bytes that this process held when the search began that a memory limit is for."""
+    if limits.memory is None:
+        return 0
+    process, held = limits.held or (None, 0)
+    return held if process == os.getpid() else resident_bytes()
 
 
 class Moves:
@@ -254,7 +272,7 @@ class Moves:
         self._started = time.perf_counter()
         # seconds that earlier calls spent on the same search
         self.seconds_before = 0.0
-        self._held = 0 if limits.memory is None else resident_bytes()
+        self._held = _held(limits)
         self._looks = 0
 
     def _start(self) -> Position:

@@ -157,7 +157,7 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     whole-graph measurement does not show the best to be faster, unless time was to be traded for memory.
     """
     started, given = time.perf_counter(), graph
-    settings = replace(settings, clock=Clock())
+    settings = replace(settings, clock=Clock(), limits=settings.limits.from_now())
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
         with settings.clock("preparing"):

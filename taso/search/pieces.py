@@ -478,6 +478,7 @@ class _Pieces:
         self._statistics = Statistics("pieces")
         self._started = time.perf_counter()
         self._expanded = 0.0
+        self._budget = limits.budget
         self._counts = {"pieces": 0, "distinct pieces": 0, "rewrites carried over": 0}
 
     def run(self) -> Outcome:
@@ -495,6 +496,8 @@ class _Pieces:
         return Outcome(self._initial, self._whole.state, tuple(self._whole.path), told)
 
     def _wave(self, parts: Sequence[Sequence[int]]) -> None:
+        # pieces of one wave share nothing, so that it does not matter in which order they are searched
+        self._budget = max(self._limits.budget - math.ceil(self._expanded), 0)
         twins: dict[Piece, list[list[int]]] = {}
         for part in parts:
             try:
@@ -535,7 +538,7 @@ class _Pieces:
         limit = self._limits.time_limit
         if limit is not None:
             limit = max(limit / 2 - (time.perf_counter() - self._started), 0.0) / max(left, 1)
-        return replace(self._limits, time_limit=limit)
+        return replace(self._limits, time_limit=limit, budget=self._budget)
 
     def _setting(self, costs: Costs) -> Setting:
         old = self._initial.setting

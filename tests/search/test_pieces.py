@@ -225,6 +225,21 @@ def test_no_time_leaves_the_graph_as_it_is() -> None:
     assert outcome.best is state and outcome.statistics.stopped == "time limit"
 
 
+def test_seams_have_what_the_pieces_left_of_the_budget() -> None:
+    search = pieces._Pieces(prepared(tower(30)).state, Matcher(RULES), RULES, Limits(budget=40), None, 1, False)
+    budgets = []
+
+    def searched(piece: Piece, limits: Limits) -> pieces.Found:
+        budgets.append(limits.budget)
+        return pieces.Found((), (), 500, 0, 0, "")
+
+    search._search_here = searched  # type: ignore[method-assign]
+    outcome = search.run()
+    assert budgets[0] == 40 and budgets[-1] < 40
+    assert sorted(set(budgets), reverse=True) == list(dict.fromkeys(budgets)), "all pieces of a wave have the same"
+    assert outcome.statistics.expanded > 0
+
+
 @given(SEEDS)
 @FUZZ
 def test_random_graphs_in_small_pieces_compute_the_same(seed: int) -> None:

@@ -32,6 +32,7 @@ from taso.rules.pattern import Rule
 from taso.search import integer
 from taso.search.backtracking import backtrack
 from taso.search.egraph import EGraph
+from taso.search.extraction import Extractor
 from taso.search.moves import Limits, Outcome
 from taso.search.optimize import Prepared, Settings, prepare
 from taso.search.result import to_graph
@@ -281,3 +282,19 @@ def test_matches_beyond_the_bound_of_an_iteration_are_found_in_the_next() -> Non
         search._looks = 1000
         found.append({m.nodes for _ in range(20) for _, m in search._matches(egraph, True)})
     assert found[0] == found[1] and len(found[1]) == 15
+
+
+def test_without_time_to_cost_its_kernels_no_graph_is_taken_out_of_an_e_graph() -> None:
+    costed = []
+
+    class Slow(FormulaBackend):
+        def measure(self, kernel: Kernel) -> float:
+            costed.append(kernel)
+            return super().measure(kernel)
+
+    start = prepared(products(), Slow())
+    costed.clear()
+    extractor = Extractor(EGraph(start.state), Limits(), lambda: 0.0)
+    assert list(extractor.run(1.0, 1000)) == [] and not costed
+    assert "time was up" in str(extractor.told["greedy"])
+    assert list(Extractor(EGraph(start.state), Limits(), lambda: None).run(None, 1000))

@@ -61,6 +61,24 @@ def test_a_memory_limit_gives_the_best_so_far_and_says_so(monkeypatch: pytest.Mo
     assert_same(graph, best)
 
 
+def test_a_memory_limit_is_for_all_stages_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    # half of what is allowed is held when the second stage begins
+    stages = iter([0, 2 << 20])
+    held = [0]
+    monkeypatch.setattr(moves, "resident_bytes", lambda: held[0])
+    limits = Limits(memory=3 << 20).from_now()
+    began = []
+    for grown in stages:
+        held[0] = grown
+        search = Backtracking(prepared(chain()).state, Matcher(library()), limits)
+        began.append(search._held)
+        held[0] = 3 << 20
+        assert search._too_large() is True
+    assert began == [0, 0]
+    monkeypatch.setattr(moves.os, "getpid", lambda: -1)
+    assert Backtracking(prepared(chain()).state, Matcher(library()), limits)._held == 3 << 20, "a worker begins anew"
+
+
 def test_without_a_memory_limit_nobody_looks_at_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "resident_bytes", lambda: pytest.fail("looked"))
     assert optimized(chain(2)).report.changed
