@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SEARCHES = ("backtracking", "mcts", "saturation", "auto")
 
-AUTO_BOUNDS = Bounds(nodes=2000, kernels=4000, looks=15_000, seconds=math.inf, solver_nodes=100)
+AUTO_BOUNDS = Bounds(nodes=3000, kernels=6000, looks=30_000, seconds=math.inf, solver_nodes=100)
 """How far `auto` lets an e-graph grow, and how long its integer program is worked at: none of it in seconds, so that
 the result is the same on any machine."""
 
