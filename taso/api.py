@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from taso import doors
 from taso.backends.base import Backend, Executable
 from taso.backends.costs import CostDatabase
+from taso.backends.plans import take_plans, with_plans
 from taso.backends.select import get_backend
 from taso.graph import graph as graphs
 from taso.graph import onnx_export, onnx_import
@@ -66,16 +67,19 @@ class Graph(GraphBuilder):
         """`taso.optimize` of this graph, which stays as it is."""
         return optimize(self, alpha, budget, print_subst)
 
-    def cost(self, backend: str | Backend = "auto", threads: int | None = None) -> float:
+    def cost(self, backend: str | Backend = "auto", threads: int | None = None, precision: str = "float32") -> float:
         """Milliseconds for one inference as the sum of measured kernel costs (by a formula where nothing measures)."""
-        return optimizing.cost(self, _settings(self, backend, threads, (), {})) * 1e3
+        return optimizing.cost(self, _settings(self, backend, threads, (), {}, precision)) * 1e3
 
-    def run_time(self, backend: str | Backend = "auto", threads: int | None = None, seconds: float = 1.0) -> float:
+    def run_time(
+        self, backend: str | Backend = "auto", threads: int | None = None, seconds: float = 1.0,
+        precision: str = "float32",
+    ) -> float:  # fmt: skip
         """Milliseconds for one inference, measured: the median over repeated runs for about `seconds`.
 
         Raises `BackendError` where the graph cannot be run.
         """
-        program = compile(self, backend, threads)
+        program = compile(self, backend, threads, precision)
         feeds = random_feeds(self, measuring_sizes(self, {}), 0)
         program(feeds)
         times: list[float] = []
@@ -111,7 +115,9 @@ def load(path_or_model: Loadable, *, example_inputs: object = None, dynamic_shap
         raise ModelError(f"expected a path, bytes, an onnx.ModelProto or a PyTorch module, not {kind}")
     if example_inputs is not None:
         raise ModelError("example_inputs is for PyTorch models: an ONNX model says itself what its inputs are")
-    return onnx_import.load(path_or_model, graph_class=Graph)
+    graph = onnx_import.load(path_or_model, graph_class=Graph)
+    take_plans(graph)
+    return graph
 
 
 def load_onnx(filename: str | os.PathLike[str]) -> Graph:
@@ -126,7 +132,7 @@ def export_onnx(
 
     An operator on weights that a rewrite made is written as its result where that adds at most `fold_limit` bytes.
     """
-    return onnx_export.export(_graph(graph), opset=opset, fold_limit=fold_limit)
+    return onnx_export.export(with_plans(_graph(graph)), opset=opset, fold_limit=fold_limit)
 
 
 def save(
@@ -138,16 +144,22 @@ def save(
     Weights go to a file beside it, `path`.data, above 2 GB or where `external_data` says so. `opset` and `fold_limit`
     are those of `export_onnx`.
     """
-    onnx_export.save(_graph(graph), path, opset=opset, external_data=external_data, fold_limit=fold_limit)
+    onnx_export.save(with_plans(_graph(graph)), path, opset=opset, external_data=external_data, fold_limit=fold_limit)
 
 
-def compile(graph: GraphLike, backend: str | Backend = "auto", threads: int | None = None) -> Executable:
+def compile(
+    graph: GraphLike, backend: str | Backend = "auto", threads: int | None = None, precision: str = "float32"
+) -> Executable:
     """A program that runs the graph: `program({"input": array})` gives `{"output": array}`.
+
+    With `precision="bf16"` the oneDNN backend rounds the factors of large products (convolutions, matrix products) to
+    bfloat16, which has 8 bits of precision, and adds them in float32: faster on processors that have the instructions,
+    and less exact.
 
     Raises `BackendError` where the backend cannot run it; calling it with other names, element types or shapes than the
     graph's inputs raises `InputError`.
     """
-    return get_backend(backend, threads).compile(_graph(graph), threads)
+    return get_backend(backend, threads, precision).compile(_graph(graph), threads)
 
 
 def optimize(
@@ -159,6 +171,7 @@ def optimize(
     search: str = "auto",
     backend: str | Backend = "auto",
     threads: int | None = None,
+    precision: str = "float32",
     rules: RuleSource | None = None,
     time_limit: float | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -194,9 +207,14 @@ def optimize(
     found). `alpha` is for backtracking alone; `budget` bounds the graphs expanded by each search of "auto", and the
     iterations of saturation.
 
+    `precision` is what the result is to be computed in, as in `taso.compile`, which has to be told the same: "bf16" is
+    faster where the processor has the instructions, and less exact. Costs are then measured so, and the graph is
+    planned for it.
+
     The best few graphs are planned exactly in the end: fusions, layouts and algorithms are chosen together by measured
     costs. Then they run side by side with the original, and the measurement decides. The graph that comes back knows
-    its plan, which `taso.compile` follows on the same backend; an ONNX file does not hold it.
+    its plan, which `taso.compile` follows on the same backend; `taso.save` and `export_onnx` write it down as metadata
+    of the nodes, which other runtimes pass over, and `taso.load` reads it.
 
     `rules` are the packaged ones, or one of these, or a list of these, read from left to right:
 
@@ -249,7 +267,8 @@ def optimize(
         raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
         given = _same_class(optimizing.frozen(given, input_shapes or {}))
-    settings = _settings(given, backend, threads, _usable(rules, exactness, rule_statuses), input_shapes or {})
+    taken = _usable(rules, exactness, rule_statuses)
+    settings = _settings(given, backend, threads, taken, input_shapes or {}, precision)
     settings.limits, settings.aim, settings.verify, settings.never_slower = limits, aim, verify, never_slower
     settings.seed, settings.progress, settings.search = seed, progress, search
     settings.algorithms = Exactness.REASSOCIATES.value in exactness
@@ -287,10 +306,10 @@ def _same_class(graph: graphs.Graph) -> Graph:
 
 def _settings(
     graph: Graph, backend: str | Backend, threads: int | None, rules: Sequence[Rule],
-    input_shapes: Mapping[str, Sequence[int]],
+    input_shapes: Mapping[str, Sequence[int]], precision: str = "float32",
 ) -> Settings:  # fmt: skip
     return Settings(
-        get_backend(backend, threads), rules, _database(), threads=threads,
+        get_backend(backend, threads, precision), rules, _database(), threads=threads,
         sizes={k: v for k, v in measuring_sizes(graph, input_shapes).items() if isinstance(v, int)},
         print_measurements=graph.prints_measurements,
     )  # fmt: skip

@@ -110,7 +110,7 @@ def _chosen(settings: argparse.Namespace) -> list[str]:
     for name in FOREIGN:
         if name not in here and any(map(installed, FOREIGN[name])) and not settings.quiet:
             say(f"{name} is left out: it needs {' and '.join(FOREIGN[name])}")
-    return list(dict.fromkeys([get_backend(settings.backend, settings.threads).name, *here]))
+    return list(dict.fromkeys([get_backend(settings.backend, settings.threads, settings.precision).name, *here]))
 
 
 def _models(
@@ -125,7 +125,8 @@ def _models(
     if optimized is None:
         optimized = str(folder / "optimized.onnx")
         best = api.optimize(
-            graph, budget=settings.budget, backend=settings.backend, threads=threads, time_limit=settings.time_limit,
+            graph, budget=settings.budget, backend=settings.backend, threads=threads,
+            precision=settings.precision, time_limit=settings.time_limit,
             input_shapes={name: array.shape for name, array in feeds.items()}, seed=settings.seed,
             progress=False if settings.quiet else None,
         )  # fmt: skip

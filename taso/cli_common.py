@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from taso.backends.lowering import BF16, FLOAT32
 from taso.backends.select import NAMES
 from taso.graph.errors import ModelError, TasoError
 from taso.search.progress import interactive
@@ -203,6 +204,10 @@ def add_backend(parser: argparse.ArgumentParser, help: str = "where to run", def
     said = f"{help}: {', '.join(NAMES)}" + (" (default: %(default)s)" if default else "")
     parser.add_argument("--backend", default=default, metavar="NAME", help=said)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the backend (default: its own choice)")
+    parser.add_argument(
+        "--precision", choices=(FLOAT32, BF16), default=FLOAT32,
+        help="of large products: float32, or factors rounded to bfloat16 (onednn alone; default: %(default)s)",
+    )  # fmt: skip
 
 
 def add_seed(parser: argparse.ArgumentParser, what: str) -> None:

@@ -89,7 +89,7 @@ def _checked(settings: argparse.Namespace, first: api.Graph, second: api.Graph) 
     if settings.no_run:
         return None, "not asked for"
     sizes = measuring_sizes(first, dict(settings.input))
-    backend = get_backend(settings.backend, settings.threads) if settings.backend else None
+    backend = get_backend(settings.backend, settings.threads, settings.precision) if settings.backend else None
     try:
         return numeric(first, second, sizes, settings.seed, settings.tolerance, backend), ""
     except InputError as error:

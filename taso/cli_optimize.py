@@ -136,8 +136,8 @@ def run(settings: argparse.Namespace) -> int:
         graph = taso.load(settings.model)
     best = taso.optimize(
         graph, search=settings.search, objective=settings.objective, memory_limit=settings.memory_limit,
-        alpha=settings.alpha, budget=settings.budget, backend=settings.backend,
-        threads=settings.threads, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
+        alpha=settings.alpha, budget=settings.budget, backend=settings.backend, threads=settings.threads,
+        precision=settings.precision, time_limit=settings.time_limit, rules=settings.rules, seed=settings.seed,
         verify=settings.verify, input_shapes=dict(settings.input), freeze=settings.freeze,
         progress=False if settings.quiet else None, explain=settings.explain, checkpoint=settings.checkpoint,
         search_memory_limit=_bytes(settings.search_memory_limit), workers=settings.workers,

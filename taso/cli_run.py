@@ -66,7 +66,7 @@ def run(settings: argparse.Namespace) -> int:
     with progress("reading", settings.quiet) as advance:
         graph = api.load(settings.model)
         feeds, drawn = feeds_of(graph, settings.data, dict(settings.input), settings.seed)
-        backend = get_backend(settings.backend, settings.threads)
+        backend = get_backend(settings.backend, settings.threads, settings.precision)
         if drawn and not settings.quiet:
             # before anything is run: what fails may fail because of these
             shapes = ", ".join(f"{name} {list(feeds[name].shape)}" for name in drawn)

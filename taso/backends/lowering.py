@@ -115,10 +115,12 @@ class Layouts:
     """A backend's layouts: as ONNX has it (PLAIN), channels in blocks (BLOCKED), channels innermost (LAST).
 
     `block` channels lie together in the blocked one; 0 means that the backend has only the plain one. Of a tensor whose
-    channels are no whole number of blocks, BLOCKED is the same as PLAIN.
+    channels are no whole number of blocks, BLOCKED is the same as PLAIN. With `innermost` convolutions have their
+    channels last unless a plan says otherwise.
     """
 
     block: int = 0
+    innermost: bool = False
 
     def applies(self, t: TensorType) -> bool:
         """Whether values of the type may lie otherwise than plainly."""
@@ -155,7 +157,8 @@ class Layouts:
 
         What comes in with its channels last goes out so: it then lies well for all that follows.
         """
-        return LAST if layouts[0] == LAST or not self._conv_in_blocks(attrs, types) else BLOCKED
+        last = self.innermost or layouts[0] == LAST or not self._conv_in_blocks(attrs, types)
+        return LAST if last else BLOCKED
 
     def _conv_in_blocks(self, attrs: Attrs, types: Sequence[TensorType | None]) -> bool:
         """Whether whole blocks of channels meet in a convolution, or an image of few channels comes in."""
@@ -328,13 +331,18 @@ def no_scratch(kernel: Kernel) -> int:
     return 0
 
 
+FLOAT32, BF16 = "float32", "bf16"
+"""Precisions of products: everything in float32; factors rounded to bfloat16, sums in float32."""
+
+
 @dataclass(frozen=True)
 class Lowering:
     """The local rule that turns a graph into kernels for one backend.
 
     `algorithms` names the ways to compute a kernel beside the usual one. For plans of memory, `in_place` are operands
     of a kernel whose memory its result takes where nobody needs them any more, in the order in which that is tried,
-    and `scratch` the bytes that it works in beside.
+    and `scratch` the bytes that it works in beside. `precision` is that of products of float32 tensors, by which a
+    backend may have several lowerings.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -342,6 +350,7 @@ class Lowering:
     algorithms: Callable[[Kernel], tuple[str, ...]] = no_others
     in_place: Callable[[Kernel], tuple[int, ...]] = nowhere
     scratch: Callable[[Kernel], int] = no_scratch
+    precision: str = FLOAT32
 
     def entry(self, view: View[N, V], node: N) -> int | None:
         """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from taso.backends.base import Backend, checked_threads
+from taso.backends.lowering import BF16, FLOAT32
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
 from taso.backends.reference import ReferenceBackend
@@ -16,22 +17,31 @@ NAMES = ("auto", "onednn", "onnxruntime", "reference")
 _PLANNED = {"cudnn": "cuDNN"}
 
 
-def get_backend(name: str | Backend = "auto", threads: int | None = None) -> Backend:
+def get_backend(
+    name: str | Backend = "auto", threads: int | None = None, precision: str = FLOAT32
+) -> Backend:  # fmt: skip
     """The backend of that name; one that is given already is passed on.
 
-    "auto" is oneDNN where its library loads, else the reference; the log says which and why. Raises `BackendError`
-    for a name that is none, `BackendUnavailable` where the backend's library is missing.
+    "auto" is oneDNN where its library loads, else the reference; the log says which and why. `precision` is that of
+    products of float32 tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a precision that is
+    none, `BackendUnavailable` where the backend's library, or an instruction of the processor, is missing.
     """
     if threads is not None:
         threads = checked_threads(threads)
     if not isinstance(name, str):
         if not hasattr(name, "compile"):
             raise BackendError(f"a backend is a name or an object with a backend's methods, not {name!r}")
+        if precision not in (FLOAT32, name.lowering.precision):
+            raise BackendError(f"the backend {name.name} that was given computes in {name.lowering.precision}")
         return name
+    if name == f"onednn {BF16}":
+        name, precision = "onednn", BF16
+    if name == "onednn" or name == "auto" and precision != FLOAT32:
+        return OneDNNBackend(threads, precision)
+    if name in NAMES and precision != FLOAT32:
+        raise BackendError(f"the backend '{name}' computes in {FLOAT32} alone; '{precision}' is for oneDNN")
     if name == "auto":
         return _automatic(threads)
-    if name == "onednn":
-        return OneDNNBackend(threads)
     if name == "onnxruntime":
         return OnnxRuntimeBackend(threads)
     if name == "reference":

@@ -314,11 +314,15 @@ def _check_program(finalist: Finalist, settings: Settings) -> None:
     with settings.clock("verifying"):
         runnable = without_unrunnable(finalist.graph)
         feeds = random_feeds(runnable, dict(settings.sizes), settings.seed)
-        _checked(finalist, settings.backend.compile(runnable, settings.threads), runnable, feeds)
+        _checked(finalist, settings.backend.compile(runnable, settings.threads), runnable, feeds, _precision(settings))
 
 
-def _checked(finalist: Finalist, program: Executable, graph: Graph, feeds: Feeds) -> None:
-    wrong = check_program(program, graph, feeds)
+def _precision(settings: Settings) -> str:
+    return settings.backend.lowering.precision
+
+
+def _checked(finalist: Finalist, program: Executable, graph: Graph, feeds: Feeds, precision: str) -> None:
+    wrong = check_program(program, graph, feeds, precision)
     if wrong:
         raise BackendError(wrong)
     finalist.checked = True
@@ -424,7 +428,7 @@ def _timed(graph: Graph, found: Sequence[Finalist], settings: Settings) -> list[
     programs = [settings.backend.compile(g, settings.threads) for g in (runnable, *candidates)]
     if settings.verify:
         for finalist, program, candidate in zip(found, programs[1:], candidates, strict=True):
-            _checked(finalist, program, candidate, feeds)
+            _checked(finalist, program, candidate, feeds, _precision(settings))
     return contest(programs[0], programs[1:], feeds)
 
 

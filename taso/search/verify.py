@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.base import Backend, Executable
+from taso.backends.lowering import BF16, FLOAT32
 from taso.graph.errors import BackendError, GraphError, InputError
 from taso.graph.evaluate import constant_value, evaluate_graph
 from taso.graph.graph import Graph, Value
@@ -359,8 +360,8 @@ def median_interval(values: list[float], deviations: float = 1.96) -> tuple[floa
     return ordered[first], ordered[last]
 
 
-def check_program(program: Executable, graph: Graph, feeds: Feeds) -> str:
-    """How the outputs of a compiled program differ from what the graph means, "" where they agree.
+def check_program(program: Executable, graph: Graph, feeds: Feeds, precision: str = FLOAT32) -> str:
+    """How the outputs of a program compiled for that precision differ from what the graph means, "" where they agree.
 
     An operator's random choices and what the reference cannot run are no reason to differ.
     """
@@ -368,7 +369,7 @@ def check_program(program: Executable, graph: Graph, feeds: Feeds) -> str:
         expected = evaluate_graph(graph, feeds, wide=True)
     except (GraphError, InputError):
         return ""
-    tolerance = tolerance_of(graph)
+    tolerance = max(tolerance_of(graph), NARROW[DType.BFLOAT16] if precision == BF16 else 0.0)
     found = program(feeds)
     for name, value in graph.outputs:
         error = _program_error(np.asarray(found[name]), np.asarray(expected[name]), value.type.dtype)

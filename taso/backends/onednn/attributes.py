@@ -11,6 +11,7 @@ from taso.backends.onednn.memory import DataType, MemoryDesc
 from taso.graph.errors import BackendError
 
 _FPMATH_STRICT = 0
+_FPMATH_BF16 = 1
 _SCRATCHPAD_LIBRARY = 0
 _SCRATCHPAD_USER = 1
 
@@ -181,14 +182,15 @@ class Attributes:
     `post_ops` run in order on the result. `scales` and `zero_points` give, for an argument, the mask of
     dimensions along which its (f32) scales or (s32) zero points differ; they are passed as `SCALES |
     argument` and `ZERO_POINTS | argument`. With `user_scratchpad` the caller passes `SCRATCHPAD` if
-    `arguments` lists it. float32 is always computed in float32 (`fpmath` strict), whatever the environment
-    says.
+    `arguments` lists it. float32 is computed in float32, whatever the environment says, unless `bf16` allows a product
+    of float32 matrices to round them to bfloat16 first (oneDNN's `fpmath_mode`); it adds in float32 all the same.
     """
 
     post_ops: tuple[PostOp, ...] = ()
     scales: tuple[tuple[int, int], ...] = ()
     zero_points: tuple[tuple[int, int], ...] = ()
     user_scratchpad: bool = True
+    bf16: bool = False
 
     @property
     def key(self) -> str:
@@ -196,6 +198,7 @@ class Attributes:
         parts = [post_op.key for post_op in self.post_ops]
         parts += [f"scale{argument}/{mask}" for argument, mask in self.scales]
         parts += [f"zero{argument}/{mask}" for argument, mask in self.zero_points]
+        parts += ["bf16"] * self.bf16
         return ";".join(parts)
 
 
@@ -206,7 +209,7 @@ def attributes_handle(lib: Library, attributes: Attributes) -> Iterator[int]:
     try:
         mode = _SCRATCHPAD_USER if attributes.user_scratchpad else _SCRATCHPAD_LIBRARY
         lib.call("dnnl_primitive_attr_set_scratchpad_mode", handle, mode)
-        lib.call("dnnl_primitive_attr_set_fpmath_mode", handle, _FPMATH_STRICT)
+        lib.call("dnnl_primitive_attr_set_fpmath_mode", handle, _FPMATH_BF16 if attributes.bf16 else _FPMATH_STRICT)
         for argument, mask in attributes.scales:
             lib.call("dnnl_primitive_attr_set_scales_mask", handle, argument, mask)
         for argument, mask in attributes.zero_points:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from taso.backends.base import checked_threads
-from taso.backends.lowering import Kernel, Layouts, Lowering, is_view
-from taso.backends.onednn.executor import NAME, Program, threads_in_force
-from taso.backends.onednn.kernels import KERNEL_FORMAT, OneDNNFusion
+from taso.backends.lowering import BF16, FLOAT32, Kernel, Layouts, Lowering, is_view
+from taso.backends.onednn.executor import Program, name_of, threads_in_force
+from taso.backends.onednn.kernels import KERNEL_FORMAT, OneDNNFusion, ways
 from taso.backends.onednn.library import library
 from taso.backends.onednn.measuring import METHOD, Sweeps, measured
 from taso.backends.onednn.needs import overwritable, scratch_of
-from taso.backends.onednn.winograd import algorithms
 from taso.backends.reference import ReferenceBackend
+from taso.graph.errors import BackendError, BackendUnavailable
 from taso.graph.graph import Graph
 from taso.graph.operator import Trait
 from taso.graph.types import DType, TensorType
@@ -25,29 +26,35 @@ from taso.graph.types import DType, TensorType
 class OneDNNBackend:
     """Runs graphs with oneDNN on `threads` threads (by default as many as OpenMP would use).
 
-    Raises `BackendUnavailable` where the library cannot be loaded.
+    With `precision` "bf16" products of float32 tensors round their factors to bfloat16 and add in float32, where that
+    pays and the processor has the instructions. Raises `BackendUnavailable` where the library cannot be loaded or the
+    processor has none, `BackendError` for a precision that is none.
     """
 
-    name = NAME
     measures = True
     plans = True
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, precision: str = FLOAT32) -> None:
         self._library = library()
+        self.precision = checked_precision(precision, self._library.isa)
+        self.name = name_of(precision)
         self._sweeps = Sweeps()
         self.threads = checked_threads(threads) if threads is not None else self._library.get_max_threads()
         # vectors of 16 floats, or 8: a block of channels is one
         block = 16 if self._library.isa.startswith("avx512") else 8
-        layouts = Layouts(block)
+        # AMX multiplies matrices whose rows are pixels; no blocks of channels
+        layouts = Layouts(block, innermost=precision == BF16 and "amx" in self._library.isa)
         self.lowering = Lowering(
-            layouts, OneDNNFusion(), algorithms, in_place=overwritable, scratch=scratch_of(layouts, self.threads)
-        )
+            layouts, OneDNNFusion(), partial(ways, precision=precision), overwritable,
+            scratch_of(layouts, self.threads, precision), precision,
+        )  # fmt: skip
 
     def device_key(self) -> str:
         """Processor, instruction set, version of oneDNN, threads, and the version of what is built around it."""
         parts = (
             processor(), self._library.isa, f"oneDNN {self._library.version_string}", f"{self.threads} threads",
             f"block {self.lowering.layouts.block}", f"kernels {KERNEL_FORMAT}", f"measured {METHOD}",
+            *([] if self.precision == FLOAT32 else [self.precision]),
         )  # fmt: skip
         return "; ".join(parts)
 
@@ -66,13 +73,24 @@ class OneDNNBackend:
         if any(s.op.has(Trait.OPAQUE) for s in kernel.steps) or not all(map(_measurable, tensors)):
             return ReferenceBackend().measure(kernel)
         with threads_in_force(self._library, self.threads), np.errstate(all="ignore"):
-            return measured(kernel, layouts, self._sweeps)
+            return measured(kernel, self.lowering, self._sweeps)
 
     def compile(self, graph: Graph, threads: int | None = None) -> Program:
         """A program for `graph` on `threads` threads (by default the backend's)."""
         # where programs are made nothing is measured for now
         self._sweeps.release()
         return Program(graph, self.lowering, self.threads if threads is None else checked_threads(threads))
+
+
+def checked_precision(precision: str, isa: str) -> str:
+    """`precision`, if it is one and a processor with these instructions computes in it."""
+    if precision not in (FLOAT32, BF16):
+        raise BackendError(f"the precision is '{FLOAT32}' or '{BF16}', not {precision!r}")
+    if precision == BF16 and not any(name in isa for name in ("bf16", "fp16", "amx", "vnni_2")):
+        raise BackendUnavailable(
+            f"this processor has no instructions for products of bfloat16 (oneDNN uses {isa}): use '{FLOAT32}'"
+        )
+    return precision
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
+from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
 from taso.backends.onednn.arena import Region, place_regions
 from taso.backends.onednn.kernels import BY_DEFINITION, NotInPlace, design
 from taso.backends.onednn.library import Library, library, status_error
@@ -49,6 +49,13 @@ log = logging.getLogger(__name__)
 
 NAME = "onednn"
 """The backend's name, by which a graph knows what was chosen for it."""
+
+
+
+def name_of(precision: str) -> str:
+    """The backend's name when it computes in that precision."""
+    return NAME if precision == FLOAT32 else f"{NAME} {precision}"
+
 
 _MOST_SHAPES = 16
 
@@ -196,7 +203,9 @@ class _Builder:
         self.graph = graph
         self.layouts = lowering.layouts
         self.block = lowering.layouts.block or 1
-        self.plan: Plan = ordered(graph, lower(graph, lowering, choices_of(graph, NAME)), lowering)
+        self.precision = lowering.precision
+        choices = choices_of(graph, name_of(lowering.precision))
+        self.plan: Plan = ordered(graph, lower(graph, lowering, choices), lowering)
         self.tasks: list[_Task] = []
         self.last_use: dict[Lie, int] = {}
         self.home: dict[Lie, tuple[Region, int]] = {}
@@ -334,12 +343,13 @@ class _Builder:
     def decide_kernel(self, task: _Task, number: int) -> None:
         supply = _JobSupply(self.constants, task.operands)
         careful = self.note_wildness(task, supply)
-        recipe = design(task.kernel, self.layouts, supply, None, careful)
+        recipe = design(task.kernel, self.layouts, supply, None, careful, self.precision)
         shared = None
         for operand in recipe.sums:
             if self.overwritable(task, number, operand):
                 try:
-                    recipe, shared = design(task.kernel, self.layouts, supply, operand, careful), operand
+                    recipe = design(task.kernel, self.layouts, supply, operand, careful, self.precision)
+                    shared = operand
                     break
                 except NotInPlace as reason:
                     log.debug("%s does not add in place: %s", task.name, reason)

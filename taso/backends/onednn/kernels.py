@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import element_function, evaluated, mover
-from taso.backends.lowering import BLOCKED, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
+from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn import winograd
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
@@ -129,18 +129,21 @@ def _with_scalar(name: str, value: float, reverse: bool) -> tuple[EltwisePostOp,
 
 
 def design(
-    kernel: Kernel, layouts: Layouts, supply: Supply, in_place: int | None = None, careful: bool = False
-) -> Recipe:
+    kernel: Kernel, layouts: Layouts, supply: Supply, in_place: int | None = None, careful: bool = False,
+    precision: str = FLOAT32,
+) -> Recipe:  # fmt: skip
     """The recipe of `kernel`. With `in_place` its result lies where that operand does, which a sum is added to.
 
     With `careful` every step is done by NumPy, or evaluated by its definition: for operands that are not finite, with
-    which oneDNN's activations and pools do as they like. Raises `NotInPlace` where `in_place` cannot be met,
+    which oneDNN's activations and pools do as they like. With `precision` BF16 products that pay round their factors to
+    bfloat16, unless the kernel's algorithm is FLOAT32. Raises `NotInPlace` where `in_place` cannot be met,
     `BackendError` where the kernel cannot be built at all.
     """
     empty = any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results))
     if not (careful or empty):
         try:
-            designer = _Designer(kernel, layouts, supply, in_place)
+            narrow = precision == BF16 and not kernel.algorithm
+            designer = _Designer(kernel, layouts, supply, in_place, narrow)
             designer.run()
             return designer.recipe
         except Unimplemented as reason:
@@ -158,6 +161,29 @@ def design(
     fallback = _Designer(kernel, layouts, supply, None)
     fallback.evaluate()
     return fallback.recipe
+
+
+def narrows(kernel: Kernel) -> bool:
+    """Whether a kernel's products are such that rounding their factors to bfloat16 can pay."""
+    step = kernel.anchor
+    if step is None or step.op.domain or step.op.name not in _PRODUCTS:
+        return False
+    x, w = (kernel.operands[i].type.static_shape if i is not None and i >= 0 else () for i in step.inputs[:2])
+    if step.op.name == "Conv":
+        return step.attrs.int("group") == 1 and x[1] >= _LEAST_INNER and w[0] >= _LEAST_INNER
+    if len(x) < 2 or len(w) < 2:
+        return False
+    return math.prod(w) >= _LEAST_INNER**2 and x[-1] >= _LEAST_INNER
+
+
+_PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
+_LEAST_INNER = 16
+"""Elements of a sum below which a product is left in float32."""
+
+
+def ways(kernel: Kernel, precision: str) -> tuple[str, ...]:
+    """Algorithms by which a kernel can be computed beside the usual one."""
+    return ((FLOAT32,) if precision == BF16 and narrows(kernel) else ()) + winograd.algorithms(kernel)
 
 
 @dataclass(frozen=True)
@@ -198,6 +224,7 @@ class _Designer:
     layouts: Layouts
     supply: Supply
     in_place: int | None
+    narrow: bool = False
     recipe: Recipe = field(default_factory=Recipe)
 
     # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────
@@ -478,14 +505,18 @@ class _Designer:
         self.recipe.launches.append(ArrayLaunch("copy", copy, (read,), (written,)))
 
     def conv(self, step: Step, followers: Sequence[Step]) -> None:
-        if self.kernel.algorithm:
+        if self.kernel.algorithm not in ("", FLOAT32):
             return self.conv_in_tiles(step, followers)
         x = self.operand(step, 0)
         pairs = [(x.layout, self.out.layout), (self.out.layout,) * 2, (LAST, LAST), (PLAIN, PLAIN)]
-        for source, target in dict.fromkeys(pairs):
-            stem = self.conv_stem(step, source, target)
-            if stem is not None:
-                return self.emit(stem, followers)
+        dtypes = (DataType.BF16, _F32) if self.narrow and narrows(self.kernel) else (_F32,)
+        if dtypes[0] is not _F32 and self.layouts.innermost:
+            pairs.insert(0, (LAST, LAST))
+        for dtype in dtypes:
+            for source, target in dict.fromkeys(pairs):
+                stem = self.conv_stem(step, source, target, dtype)
+                if stem is not None:
+                    return self.emit(stem, followers)
         raise Unimplemented("oneDNN has no fast convolution of these sizes")
 
     def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
@@ -495,11 +526,12 @@ class _Designer:
         if self.in_place is not None and self.in_place not in self.recipe.shares:
             raise NotInPlace("the sum does not run with the convolution")
 
-    def conv_stem(self, step: Step, source: str, target: str) -> _Stem | None:
-        src = describe(self.operand(step, 0).type.static_shape, source, self.block)
+    def conv_stem(self, step: Step, source: str, target: str, dtype: DataType) -> _Stem | None:
+        """The convolution with data and weights of that type; what comes out is float32."""
+        src = describe(self.operand(step, 0).type.static_shape, source, self.block, dtype)
         dst = describe(self.out_dims, target, self.block)
         bias = MemoryDesc.plain(self.operand(step, 2).type.static_shape, _F32) if self.has(step, 2) else None
-        weight, build = self.window(step)
+        weight, build = self.window(step, dtype)
 
         def make(attributes: Attributes) -> Primitive:
             return build(src, dst, bias, attributes)
@@ -532,7 +564,7 @@ class _Designer:
         )
 
     def window(
-        self, step: Step
+        self, step: Step, dtype: DataType
     ) -> tuple[MemoryDesc, Callable[[MemoryDesc, MemoryDesc, MemoryDesc | None, Attributes], Primitive]]:
         """How the weights of a convolution, or of a transposed one, lie, and what makes its primitive."""
         w = self.operand(step, 1)
@@ -551,7 +583,7 @@ class _Designer:
             src: MemoryDesc, dst: MemoryDesc, bias: MemoryDesc | None, attributes: Attributes
         ) -> Primitive:
             return (p.deconvolution if transposed else p.convolution)(
-                src, weight.with_any_layout(), dst, bias=bias, strides=full.ints("strides"),
+                src, MemoryDesc.any(weight.dims, dtype), dst, bias=bias, strides=full.ints("strides"),
                 dilations=full.ints("dilations"), pads_begin=pads[:n],
                 pads_end=tuple(pad - more for pad, more in zip(pads[n:], extra, strict=True)), groups=groups,
                 attributes=attributes,
@@ -562,7 +594,7 @@ class _Designer:
     def brought(self, step: Step, layout: str, desc: MemoryDesc) -> Place:
         """The place of a step's first operand in `layout`, changed into it where it lies otherwise."""
         index, x = self.index(step, 0), self.operand(step, 0)
-        if layouts_alike(self.layouts, x.type, x.layout, layout):
+        if desc.dtype == _F32 and layouts_alike(self.layouts, x.type, x.layout, layout):
             return self.place(index)
         scratch = self.recipe.add_scratch(desc.size)
         self.reorder(describe(x.type.static_shape, x.layout, self.block), self.place(index), desc, scratch)
@@ -608,23 +640,35 @@ class _Designer:
     ) -> None:  # fmt: skip
         """The matmul of operands 0 and 1 of `step` as these descriptors read them."""
         dst, index = MemoryDesc.plain(out, _F32), self.index(step, 1)
-        loose = b.with_any_layout() if self.kernel.operands[index].constant else b
+        constant = self.kernel.operands[index].constant
+        narrow = self.narrow and narrows(self.kernel)
+        # what changes with every run oneDNN rounds as it goes
+        src = MemoryDesc.plain(a.dims, DataType.BF16) if narrow and constant else a
+        loose = MemoryDesc.any(b.dims, src.dtype) if constant else b
         bias_desc = describe((*(1 for _ in out[1:]), out[-1]), PLAIN, 1) if bias is not None else None
 
         def arguments(primitive: Primitive) -> dict[int, Place]:
-            given = {p.SRC: self.place(self.index(step, 0)), p.DST: Place(RESULT)}
+            given = {p.SRC: self.rounded(self.index(step, 0), a, src), p.DST: Place(RESULT)}
             given[p.WEIGHTS] = self.weights(index, b, primitive.weights_desc(), factor)
             if bias is not None:
                 given[p.BIAS] = self.place(bias)
             return given
 
-        stem = _Stem(
-            lambda attributes: p.matmul(a, loose, dst, bias=bias_desc, attributes=attributes), arguments,
-            _Frame(out, PLAIN), takes=lambda op: True,
-        )  # fmt: skip
+        def make(attributes: Attributes) -> Primitive:
+            return p.matmul(src, loose, dst, bias=bias_desc, attributes=replace(attributes, bf16=narrow))
+
+        stem = _Stem(make, arguments, _Frame(out, PLAIN), takes=lambda op: True)
         if posts is not None:
             stem.posts, stem.post_places = posts.ops, posts.places
         self.emit(stem, followers)
+
+    def rounded(self, index: int, desc: MemoryDesc, wanted: MemoryDesc) -> Place:
+        """The place of an operand in another element type, changed into it where it has not got it."""
+        if wanted.dtype == desc.dtype:
+            return self.place(index)
+        scratch = self.recipe.add_scratch(wanted.size)
+        self.reorder(desc, self.place(index), wanted, scratch)
+        return scratch
 
     def gemm(self, step: Step, followers: Sequence[Step]) -> None:
         alpha, beta = step.attrs.float("alpha"), step.attrs.float("beta")
@@ -959,6 +1003,8 @@ class _Designer:
             layout = PLAIN if operand.constant else operand.layout
             if whole and not operand.constant:
                 self.lies(operand, self.out.layout)
+                # its bytes are those of the result's layout, by whichever name it goes
+                layout = self.out.layout
             if not whole and not layouts_alike(self.layouts, operand.type, layout, PLAIN):
                 raise Unimplemented("a part of a blocked tensor broadcasts")
             if spread:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.base import Array
-from taso.backends.lowering import Kernel, Layouts, Operand
+from taso.backends.lowering import Kernel, Lowering, Operand
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.memory import DataType, Memory, MemoryDesc
 from taso.backends.onednn.pages import zeroed
@@ -84,14 +84,14 @@ def _normal() -> Array:
     return np.random.default_rng(0).standard_normal((1 << 16) + 13, np.float32)
 
 
-def measured(kernel: Kernel, layouts: Layouts, sweeps: Sweeps) -> float:
+def measured(kernel: Kernel, lowering: Lowering, sweeps: Sweeps) -> float:
     """Seconds of one run on buffers of its own, filled with random numbers (the same each time).
 
     The median of single runs in such surroundings as a model has. Runs during which the system gave the
     processor to others do not count while there are enough without; all ends after a bounded time.
     """
     supply = RandomSupply(kernel)
-    recipe, shared = _recipe(kernel, layouts, supply)
+    recipe, shared = _recipe(kernel, lowering, supply)
     operands = [_room(o) for o in kernel.operands]
     results = [zeroed(tensor_bytes(r.type)) for r in kernel.results]
     if shared is not None:
@@ -108,12 +108,12 @@ def measured(kernel: Kernel, layouts: Layouts, sweeps: Sweeps) -> float:
     return timed([call for call, _ in bound], around)
 
 
-def _recipe(kernel: Kernel, layouts: Layouts, supply: RandomSupply) -> tuple[Recipe, int | None]:
+def _recipe(kernel: Kernel, lowering: Lowering, supply: RandomSupply) -> tuple[Recipe, int | None]:
     """How the kernel runs, and the operand whose memory its result takes, as in a program where that is mostly free."""
-    recipe = design(kernel, layouts, supply)
+    recipe = design(kernel, lowering.layouts, supply, precision=lowering.precision)
     for operand in recipe.sums:
         try:
-            return design(kernel, layouts, supply, operand), operand
+            return design(kernel, lowering.layouts, supply, operand, precision=lowering.precision), operand
         except NotInPlace:
             continue
     return recipe, None

@@ -50,20 +50,20 @@ def _like_result(kernel: Kernel, step: Step) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def scratch_of(layouts: Layouts, threads: int) -> Callable[[Kernel], int]:
+def scratch_of(layouts: Layouts, threads: int, precision: str) -> Callable[[Kernel], int]:
     """Bytes of scratch memory that a kernel works in on so many threads."""
-    return partial(_scratch, layouts, threads)
+    return partial(_scratch, layouts, threads, precision)
 
 
 @lru_cache(maxsize=1 << 14)
-def _scratch(layouts: Layouts, threads: int, kernel: Kernel) -> int:
+def _scratch(layouts: Layouts, threads: int, precision: str, kernel: Kernel) -> int:
     tensors = [o.type for o in (*kernel.operands, *kernel.results)]
     if is_view(kernel) or not kernel.steps or not all(map(_placed, tensors)):
         return 0
     lib = library()
     try:
         with threads_in_force(lib, threads), np.errstate(all="ignore"):
-            recipe = design(kernel, layouts, _Blank(kernel))
+            recipe = design(kernel, layouts, _Blank(kernel), precision=precision)
     except BackendError:
         # whoever runs it will say why it cannot be built
         return 0
