@@ -23,8 +23,9 @@ def get_backend(
     """The backend of that name; one that is given already is passed on.
 
     "auto" is oneDNN where its library loads, else the reference; the log says which and why. `precision` is that of
-    products of float32 tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a precision that is
-    none, `BackendUnavailable` where the backend's library, or an instruction of the processor, is missing.
+    products of float32 tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError`
+    for a name or a precision that is none, `BackendUnavailable` where the backend's library, or an instruction of the
+    processor, is missing.
     """
     if threads is not None:
         threads = checked_threads(threads)
