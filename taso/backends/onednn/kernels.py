@@ -16,7 +16,7 @@ from taso.backends.base import Array
 from taso.backends.fallback import element_function, evaluated, mover
 from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
 from taso.backends.onednn import primitives as p
-from taso.backends.onednn import winograd
+from taso.backends.onednn import quantized, winograd
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
 from taso.backends.onednn.places import (
@@ -44,7 +44,7 @@ from taso.graph.ops.pooling import pool_settings
 from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType, TensorType
 
-KERNEL_FORMAT = 3
+KERNEL_FORMAT = 4
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 BY_DEFINITION = "evaluated:"
@@ -482,7 +482,21 @@ class _Designer:
             return anchor(self, step, followers)
         if step.op.has(Trait.ELEMENTWISE):
             return self.elementwise(step, followers)
+        of_integers = quantized.ANCHORS.get(step.op.name) if not step.op.domain else None
+        if of_integers is not None and not followers and self.lie_plainly():
+            return of_integers(self, step)
         self.move(step)
+
+    def lie_plainly(self) -> bool:
+        return all(o.constant or o.layout == PLAIN for o in (*self.kernel.operands, *self.kernel.results))
+
+    def values(self, index: int) -> Array:
+        """The values of a constant operand."""
+        return self.supply.array(index)
+
+    def keep(self, index: int, label: str, make: Callable[[Array], Block]) -> Place:
+        """A constant operand as `make` makes it, once for each label."""
+        return self.constant(index, label, make)
 
     def floats(self, step: Step) -> bool:
         given = [self.kernel.operands[i] for i in step.inputs if i is not None and i >= 0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from taso.backends.base import Array
-from taso.backends.onednn.memory import Memory
+from taso.backends.onednn.memory import Memory, MemoryDesc
 from taso.backends.onednn.places import CONSTANT, OPERAND, RESULT, SCRATCH, ArraySpec, Block, Place
 from taso.backends.onednn.primitives import Primitive
 
@@ -29,13 +29,17 @@ class Supply(Protocol):
 
 @dataclass(frozen=True)
 class PrimitiveLaunch:
-    """A oneDNN primitive and which buffer each of its arguments is."""
+    """A oneDNN primitive and which buffer each of its arguments is.
+
+    `extra` has the descriptors of scales and zero points, of which a primitive says nothing.
+    """
 
     primitive: Primitive
     arguments: dict[int, Place]
+    extra: Mapping[int, MemoryDesc] = field(default_factory=dict)
 
     def bind(self, address: Callable[[Place], int]) -> tuple[Call, object]:
-        found = self.primitive.arguments
+        found = {**self.primitive.arguments, **self.extra}
         memories = {number: Memory(found[number], address(place)) for number, place in self.arguments.items()}
         call = self.primitive.bind(memories)
         return call.run, call
