@@ -180,14 +180,14 @@ def test_options_reach_the_optimizer(model: Path, tmp_path: Path, monkeypatch: p
         "--alpha", "1.1", "--budget", "7", "--backend", "reference", "--threads", "2", "--time-limit", "1.5",
         "--rules", "r.pb", "--seed", "3", "--no-verify", "--freeze", "--input", "scope/x:0:2x3", "--search", "mcts",
         "--workers", "2", "--explain", "a", "--explain", "b", "--checkpoint", "c", "--search-memory-limit", "1.5",
-        "--objective", "memory", "--memory-limit", "1.5MB",
+        "--objective", "memory", "--memory-limit", "1.5MB", "--precision", "bf16",
     ]  # fmt: skip
     assert optimize(model, tmp_path / "out.onnx", *more) == 1
     assert seen == {
         "alpha": 1.1, "budget": 7, "backend": "reference", "threads": 2, "time_limit": 1.5, "rules": "r.pb", "seed": 3,
         "verify": False, "input_shapes": {"image": (2, 4, 6, 6), "scope/x:0": (2, 3)}, "freeze": True, "progress": None,
         "search": "mcts", "workers": 2, "explain": ["a", "b"], "checkpoint": "c", "search_memory_limit": 1_500_000_000,
-        "objective": "memory", "memory_limit": 1_500_000,
+        "objective": "memory", "memory_limit": 1_500_000, "precision": "bf16",
     }  # fmt: skip
 
 
