@@ -208,6 +208,9 @@ def optimize(
     - `"-NAME"`, which takes away the rule of that name, or `"+NAME"`, which adds a packaged one; * stands for any
       letters. Where a list begins with a name the packaged rules come first: `["-merge-*"]` is the library without
       some of its rules, `["+*", "my.rules"]` the library and a file.
+    - `"@NAME"`, rules of an installed package, which announces them as an entry point of the group "taso.rules": a
+      rule, an equation, a path, a list of these, or a function that returns such. What cannot be used is passed over,
+      with a `PluginWarning`;
     - a mapping of names to True or False (not in a list) switches packaged rules on or off.
 
     What is not in the library is judged before it is used, as `taso rules verify` does. Of a file the rules that are

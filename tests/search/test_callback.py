@@ -83,7 +83,7 @@ def test_a_warning_made_an_error_carries_the_result() -> None:
     assert rewrites(caught.value.graph) == rewrites(optimized(None))
 
 
-@pytest.mark.parametrize("search", ["backtracking", "mcts", "saturation", "auto"])
+@pytest.mark.parametrize("search", ["mcts", "saturation", "auto"])
 @pytest.mark.parametrize("how", ["true", "interrupt"])
 def test_true_and_ctrl_c_end_the_search_with_the_best_so_far(how: str, search: str) -> None:
     def enough(progress: taso.Progress) -> bool:
