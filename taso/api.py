@@ -24,7 +24,7 @@ from taso.backends.select import get_backend
 from taso.graph import graph as graphs
 from taso.graph import onnx_export, onnx_import
 from taso.graph.builder import GraphBuilder
-from taso.graph.errors import BackendError, GraphError, ModelError, SearchError
+from taso.graph.errors import BackendError, CallbackWarning, GraphError, ModelError, SearchError
 from taso.graph.graph import Value
 from taso.rules import collection
 from taso.rules.collection import RuleSource
@@ -38,6 +38,7 @@ from taso.search.optimize import Settings, measuring_sizes, usable
 from taso.search.result import Report
 from taso.search.strategies import check_name
 from taso.search.verify import random_feeds
+from taso.search.watching import Callback, Progress, Watch
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,7 @@ def optimize(
     memory_limit: int | None = None,
     pieces: bool = True,
     workers: int | Executor | None = None,
+    callback: Callback | None = None,
 ) -> Graph:
     """The fastest graph found that computes what `graph` computes; `best.report` says how it came about.
 
@@ -224,6 +226,9 @@ def optimize(
     - `"-NAME"`, which takes away the rule of that name, or `"+NAME"`, which adds a packaged one; * stands for any
       letters. Where a list begins with a name the packaged rules come first: `["-merge-*"]` is the library without
       some of its rules, `["+*", "my.rules"]` the library and a file.
+    - `"@NAME"`, rules of an installed package, which announces them as an entry point of the group "taso.rules": a
+      rule, an equation, a path, a list of these, or a function that returns such. What cannot be used is passed over,
+      with a `PluginWarning`;
     - a mapping of names to True or False (not in a list) switches packaged rules on or off.
 
     What is not in the library is judged before it is used, as `taso rules verify` does. Of a file the rules that are
@@ -254,6 +259,14 @@ def optimize(
     `concurrent.futures.Executor`; without a time limit the result does not depend on it. A checkpoint keeps whole
     graphs alone, and with one there are no pieces.
 
+    `callback` is called with a `taso.Progress` at the beginning of each phase, for each better graph, and otherwise
+    some ten times a second while a search runs. Where it returns True the search ends and the best so far comes back.
+    What it raises is logged with its place and ends the calls, not the search: the graph comes back, the report says
+    what happened, and a `CallbackWarning` tells it (as an error, where `warnings` has been told so, it carries the
+    graph as `error.graph`). KeyboardInterrupt in it is Ctrl-C.
+
+    What happens on the way is told to the loggers below `logging.getLogger("taso")`, and warnings are `TasoWarning`s.
+
     With `TASO_CHECK_EVERY_STEP=1` in the environment all that a search follows from step to step is recomputed after
     each and compared, which is slow and for tests: a difference is a `SearchError`.
 
@@ -271,6 +284,7 @@ def optimize(
     settings = _settings(given, backend, threads, taken, input_shapes or {}, precision)
     settings.limits, settings.aim, settings.verify, settings.never_slower = limits, aim, verify, never_slower
     settings.seed, settings.progress, settings.search = seed, progress, search
+    settings.watch = Watch(_checked_callback(callback), budget)
     settings.algorithms = Exactness.REASSOCIATES.value in exactness
     settings.explain = [explain] if isinstance(explain, str) else explain
     settings.pieces, settings.workers = pieces, _checked_workers(workers)
@@ -282,7 +296,23 @@ def optimize(
     if print_subst:
         for rewrite in report.rewrites:
             print(rewrite.rule)
+    _complain(settings.watch, best)
     return best
+
+
+def _complain(watch: Watch, best: Graph) -> None:
+    """Warns where a callback failed; a caller who made errors of warnings gets the result with the error."""
+    try:
+        watch.complain()
+    except CallbackWarning as error:
+        error.graph = best
+        raise
+
+
+def _checked_callback(callback: object) -> Callback | None:
+    if callback is None or callable(callback):
+        return callback
+    raise SearchError(f"callback is a function that takes a taso.Progress, not {callback!r}")
 
 
 def _checked_workers(workers: object) -> int | Executor | None:
@@ -354,6 +384,6 @@ def _graph(graph: GraphLike) -> Graph:
 
 
 __all__ = [
-    "BackendError", "Graph", "Report", "Tensor", "compile", "export_onnx", "load", "load_onnx", "new_graph", "optimize",
-    "rule", "save",
+    "BackendError", "Graph", "Progress", "Report", "Tensor", "compile", "export_onnx", "load", "load_onnx", "new_graph",
+    "optimize", "rule", "save",
 ]  # fmt: skip

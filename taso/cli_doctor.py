@@ -15,7 +15,7 @@ from pathlib import Path
 from taso.backends.costs import cache_folder
 from taso.backends.onednn.backend import processor
 from taso.backends.onednn.library import library
-from taso.backends.select import NAMES, get_backend
+from taso.backends.select import backend_names, get_backend
 from taso.cli_cache import files
 from taso.cli_common import (
     DONE,
@@ -29,7 +29,8 @@ from taso.cli_common import (
     print_text,
     usable_processors,
 )
-from taso.graph.errors import BackendUnavailable
+from taso.graph import plugins
+from taso.graph.errors import BackendError
 from taso.version import __version__
 
 EXAMPLES = (
@@ -97,6 +98,7 @@ def run(settings: argparse.Namespace) -> int:
         "libraries": {name: version(name) or "missing" for name in REQUIRED},
         "backends": backends,
         "optional": {o.distribution: version(o.distribution) or o.how for o in OPTIONAL},
+        "rules of packages": {n: plugins.who(e) for n, e in plugins.announced(plugins.RULES).items()},
         "GPU": _gpus(),
         "cache": {
             "folder": str(cache_folder()), "size": bytes_text(sum(f.stat().st_size for f in files(cache_folder()))),
@@ -153,12 +155,12 @@ def _memory() -> int | None:
 def _backends() -> tuple[dict[str, str], list[str]]:
     """What each backend says of itself, and sentences on those that are made for this machine and do not work."""
     said, wrong = {}, []
-    for name in NAMES:
+    for name in backend_names():
         if name == "auto":
             continue
         try:
             said[name] = get_backend(name).device_key()
-        except BackendUnavailable as error:
+        except BackendError as error:
             said[name] = f"missing: {error}"
             if name == "onednn" and sys.platform == "linux" and platform.machine() == "x86_64":
                 wrong.append(f"oneDNN does not work, and models run on the slow reference backend: {error}")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import EntryPoint
+from typing import cast
 
 from taso.backends.base import Backend, checked_threads
 from taso.backends.lowering import BF16, FLOAT32
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
 from taso.backends.reference import ReferenceBackend
+from taso.graph import plugins
 from taso.graph.errors import BackendError, BackendUnavailable
 
 log = logging.getLogger(__name__)
 
 NAMES = ("auto", "onednn", "onnxruntime", "reference")
+"""The backends that come with taso."""
 _PLANNED = {"cudnn": "cuDNN"}
 
 
@@ -22,10 +26,11 @@ def get_backend(
 ) -> Backend:  # fmt: skip
     """The backend of that name; one that is given already is passed on.
 
-    "auto" is oneDNN where its library loads, else the reference; the log says which and why. `precision` is that of
-    products of float32 tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError`
-    for a name or a precision that is none, `BackendUnavailable` where the backend's library, or an instruction of the
-    processor, is missing.
+    "auto" is oneDNN where its library loads, else the reference; the log says which and why. Other names are those that
+    installed packages announce as entry points of the group "taso.backends". `precision` is that of products of float32
+    tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a
+    precision that is none, `BackendUnavailable` where the backend's library, or an instruction of the processor, is
+    missing.
     """
     if threads is not None:
         threads = checked_threads(threads)
@@ -39,7 +44,7 @@ def get_backend(
         name, precision = "onednn", BF16
     if name == "onednn" or name == "auto" and precision != FLOAT32:
         return OneDNNBackend(threads, precision)
-    if name in NAMES and precision != FLOAT32:
+    if precision != FLOAT32:
         raise BackendError(f"the backend '{name}' computes in {FLOAT32} alone; '{precision}' is for oneDNN")
     if name == "auto":
         return _automatic(threads)
@@ -51,7 +56,47 @@ def get_backend(
         raise BackendUnavailable(
             f"the backend '{name}' ({_PLANNED[name]}) is not part of this version of taso; it has {', '.join(NAMES)}"
         )
-    raise BackendError(f"there is no backend '{name}'; known are {', '.join(NAMES)}")
+    return _installed(name, threads)
+
+
+def backend_names() -> list[str]:
+    """The backends that there are: taso's own, and those that installed packages announce ("taso.backends").
+
+    One that takes the name of taso's own is passed over, with a `PluginWarning`.
+    """
+    return [*NAMES, *_announced()]
+
+
+def _announced() -> dict[str, EntryPoint]:
+    found = plugins.announced(plugins.BACKENDS)
+    for name in {*NAMES, *_PLANNED} & found.keys():
+        plugins.passed_over(f"{plugins.who(found.pop(name))} is passed over, for taso has a backend of that name")
+    return found
+
+
+def _installed(name: str, threads: int | None) -> Backend:
+    """A backend of another package: its entry point is a class, or a function, that takes the number of threads."""
+    known = _announced()
+    if name not in known:
+        raise BackendError(f"there is no backend '{name}'; known are {', '.join([*NAMES, *known])}")
+    try:
+        make = plugins.loaded(known[name])
+        backend = make(threads) if callable(make) else make
+    except BackendError:
+        raise
+    except plugins.PluginError as error:
+        raise BackendError(str(error)) from error
+    except Exception as error:
+        # a package of another's may fail in any way
+        log.info("the backend '%s' failed", name, exc_info=True)
+        raise BackendError(str(plugins.broken(known[name], error))) from error
+    lacking = [member for member in _MEMBERS if not hasattr(backend, member)]
+    if lacking:
+        raise BackendError(str(plugins.broken(known[name], f"it has no '{lacking[0]}', which a backend has")))
+    return cast(Backend, backend)
+
+
+_MEMBERS = ("name", "measures", "plans", "lowering", "device_key", "measure", "compile")
 
 
 def _automatic(threads: int | None) -> Backend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypedDict, Union
 
 import numpy as np
@@ -101,7 +102,7 @@ class GraphBuilder(Graph):
             return self.add_weight(Weight(t, _filled(data, t)))
         number = self._random_weights
         self._random_weights += 1
-        return self.add_weight(Weight(t, lambda: random_weight(t, number)))
+        return self.add_weight(Weight(t, partial(random_weight, t, number)))
 
     # ── element by element ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -51,3 +51,28 @@ class BackendError(TasoError):
 
 class BackendUnavailable(BackendError):
     """A backend's library or device is not there; the message says how to get it."""
+
+
+class TasoWarning(UserWarning):
+    """Any warning of taso's: what was asked for is done, but not as the caller may think."""
+
+
+class NaNWarning(TasoWarning):
+    """A model holds weights that are not numbers; outputs are compared with NaN equal to NaN."""
+
+
+class CallbackWarning(TasoWarning):
+    """A callback raised an exception and was not called again; the result is as if it had not been there.
+
+    Where it was raised as an error, `graph` is that result.
+    """
+
+    graph: object = None
+
+
+class PluginWarning(TasoWarning):
+    """An installed package announces rules or a backend that cannot be used; they are passed over."""
+
+
+class FallbackWarning(TasoWarning):
+    """Something runs elsewhere, or otherwise, than was asked for, and more slowly."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from taso.graph.errors import GraphError
 from taso.graph.operator import Attrs, AttrValue, Operator, Trait, Weight
@@ -104,6 +105,17 @@ class NodeTable:
                 self._interned[key] = found
         return found
 
+    def restored(
+        self, op: Operator, inputs: tuple[Value | None, ...], attrs: Attrs, types: Sequence[TensorType], guid: int,
+        origin: str,
+    ) -> Node:  # fmt: skip
+        """A node of another table, with its number; nodes come in the order of their numbers."""
+        node = Node(op, inputs, attrs, types, guid, origin)
+        self._guids = itertools.count(guid + 1)
+        if not op.has(Trait.RANDOM):
+            self._interned[op.name, inputs, attrs] = node
+        return node
+
 
 @dataclass
 class FileInfo:
@@ -179,6 +191,55 @@ class Graph:
         fresh.inputs, fresh.input_names = list(self.inputs), list(self.input_names)
         fresh._created, fresh.plans = dict(self._created), dict(self.plans)
         return fresh
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a pickle and a deep copy hold: nodes as rows in order of creation, which read values of earlier rows.
+
+        So graphs of any depth can be pickled. Weights that lie in files are read.
+        """
+        described = (*self.info.value_names, *(v for n in self._described() for v in n.outputs))
+        roots = [*self._created, *(v.node for v in (*self.inputs, *(v for _, v in self.outputs), *described))]
+        nodes = topological([*roots, *self._described()])
+        place = {node: i for i, node in enumerate(nodes)}
+
+        def at(value: Value | None) -> Place | None:
+            return None if value is None else (place[value.node], value.index)
+
+        rows = [
+            (n.op, tuple(map(at, n.inputs)), n.attrs, tuple(v.type for v in n.outputs), n.guid, n.origin) for n in nodes
+        ]
+        named = self._named_outputs
+        tables = {name: [(place[n], said) for n, said in getattr(self.info, name).items()] for name in _OF_NODES}
+        state = {name: value for name, value in self.__dict__.items() if name not in _NODE_FIELDS}
+        return state | {
+            "rows": rows, "inputs": [at(v) for v in self.inputs], "created": [place[n] for n in self._created],
+            "outputs": None if named is None else [(name, at(v)) for name, v in named],
+            "info": replace(
+                self.info, value_names={}, node_names={}, node_docs={}, node_metadata={}, literals={}
+            ),
+            "value_names": [(at(v), names) for v, names in self.info.value_names.items()], "of_nodes": tables,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        said = _State(**{name: state.pop(name) for name in _State._fields})  # type: ignore[arg-type]  # __getstate__ made it
+        self.__dict__.update(state)
+        self.table, nodes = NodeTable(), list[Node]()
+
+        def value(at: Place) -> Value:
+            return nodes[at[0]].outputs[at[1]]
+
+        for op, inputs, attrs, types, guid, origin in said.rows:
+            read = tuple(None if at is None else value(at) for at in inputs)
+            nodes.append(self.table.restored(op, read, attrs, types, guid, origin))
+        self.inputs, self._created = [value(at) for at in said.inputs], dict.fromkeys(nodes[i] for i in said.created)
+        self._named_outputs = None if said.outputs is None else [(name, value(at)) for name, at in said.outputs]
+        tables = {name: {nodes[i]: what for i, what in rows} for name, rows in said.of_nodes.items()}
+        names = {value(at): its_names for at, its_names in said.value_names}
+        self.info = replace(said.info, value_names=names, **tables)  # type: ignore[arg-type]  # fields of one kind each
+
+    def _described(self) -> list[Node]:
+        """Nodes that the file says something of."""
+        return [n for name in _OF_NODES for n in getattr(self.info, name)]
 
     def make(
         self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue] | None = None,
@@ -291,6 +352,26 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph: {len(self.operators)} operators, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
+
+
+Place = tuple[int, int]
+"""A value in a pickle: the row of its node, and its number among the node's outputs."""
+Row = tuple[Operator, "tuple[Place | None, ...]", Attrs, "tuple[TensorType, ...]", int, str]
+_OF_NODES = ("node_names", "node_docs", "node_metadata", "literals")
+"""Fields of `FileInfo` that say something of nodes."""
+_NODE_FIELDS = ("table", "inputs", "info", "_named_outputs", "_created")
+
+
+class _State(NamedTuple):
+    """The part of a pickled graph that speaks of nodes."""
+
+    rows: list[Row]
+    inputs: list[Place]
+    created: list[int]
+    outputs: list[tuple[str, Place]] | None
+    info: FileInfo
+    value_names: list[tuple[Place, list[str]]]
+    of_nodes: dict[str, list[tuple[int, object]]]
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:

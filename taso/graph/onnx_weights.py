@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,10 @@ class Mapped:
     def __len__(self) -> int:
         return len(self._data)
 
+    def __reduce__(self) -> tuple[Callable[[bytes], Mapped], tuple[bytes]]:
+        # elsewhere the file may be another, or none
+        return _unmapped, (bytes(self.lease()),)
+
     def lease(self) -> memoryview:
         """The bytes, for as long as it or an array over it lives."""
         if len(self._data) < mmap.PAGESIZE:
@@ -50,6 +55,10 @@ class Mapped:
             # no one waits for pages when the process ends
             weakref.finalize(window, drop_pages, self._data).atexit = False
         return window.data
+
+
+def _unmapped(data: bytes) -> Mapped:
+    return Mapped(memoryview(data))
 
 
 _AROUND = 1 << 21
@@ -289,11 +298,16 @@ def _check_own_data(tensor: TensorProto, type: TensorType) -> None:
 
 def _loader(tensor: TensorProto, data: Mapped | None, type: TensorType) -> Callable[[], Array]:
     if data is None:
-        return lambda: array_of(tensor)
-    held = data
-    if type.other is not None:
-        return lambda: array_of(embedded(tensor, held))
-    return lambda: array_of_bytes(held.lease(), type.dtype, type.static_shape)
+        return partial(array_of, tensor)
+    return partial(_embedded_array, tensor, data) if type.other is not None else partial(_mapped_array, data, type)
+
+
+def _embedded_array(tensor: TensorProto, data: Mapped) -> Array:
+    return array_of(embedded(tensor, data))
+
+
+def _mapped_array(data: Mapped, type: TensorType) -> Array:
+    return array_of_bytes(data.lease(), type.dtype, type.static_shape)
 
 
 def embedded(tensor: TensorProto, data: Mapped) -> TensorProto:
@@ -330,7 +344,7 @@ def sparse_weight(sparse: SparseTensorProto, name: str, original: object = None)
     if dtype is None or any(d < 0 for d in sparse.dims):
         raise ModelError(f"the sparse tensor '{name}' has no element type or no shape")
     type = TensorType(dtype, tuple(sparse.dims))
-    return Weight(type, lambda: _dense(sparse, type), name, original or Sparse(sparse))
+    return Weight(type, partial(_dense, sparse, type), name, original or Sparse(sparse))
 
 
 UNFOLDED = 1 << 31
@@ -397,4 +411,4 @@ def filled_weight(node: NodeProto, shape: Weight) -> Weight:
     if value.size != 1 or any(d < 0 for d in dims):
         raise ModelError(f"the ConstantOfShape '{name}' has a bad value or the impossible shape {dims}")
     type = TensorType(DType.from_numpy(value.dtype), dims)
-    return Weight(type, lambda: np.broadcast_to(value.reshape(-1)[0], dims), name, Filled(node, shape))
+    return Weight(type, partial(np.broadcast_to, value.reshape(-1)[0], dims), name, Filled(node, shape))

@@ -9,6 +9,7 @@ import builtins
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Union
 
 import numpy as np
@@ -47,6 +48,18 @@ class Weight:
         if self._load is None:
             raise GraphError(f"weight '{self.name}' has no values")
         return self._load()
+
+    def __copy__(self) -> Weight:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Weight:
+        # nothing changes a weight, and another one would be another weight
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Weight], tuple[object, ...]]:
+        # what makes values of what a file says travels as it is; what makes them of a graph's nodes, as its values
+        load = self._load if isinstance(self._load, partial) else self.array()
+        return type(self), (self.type, load, self.name, self.original)
 
     def __repr__(self) -> str:
         return f"Weight({self.name or 'unnamed'}: {self.type})"
@@ -88,6 +101,10 @@ class Attrs(Mapping[str, AttrValue]):
             and self._items == other._items
             and all(type(v) is type(other._items[k]) for k, v in self._items.items())
         )
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[builtins.str, AttrValue]], Attrs], tuple[object]]:
+        # hashes of strings differ from process to process
+        return type(self), (self._items,)
 
     def __repr__(self) -> str:
         return f"Attrs({self._items})"

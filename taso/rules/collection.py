@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import NamedTuple, Union, cast
 
+from taso.graph import plugins
 from taso.graph.errors import RuleError
 from taso.rules.format import load
 from taso.rules.pattern import Certificate, Rule, Status
@@ -85,6 +86,42 @@ def is_equation(text: object) -> bool:
 def equations(text: str) -> list[Rule]:
     """The rules that a text says (`taso.rules.text`); its parts may stand in one line: "… => … where … exact: …"."""
     return parse_rules(re.sub(r"[ \t]+(where|exact:)[ \t]+", r"\n\1 ", text))
+
+
+# ── rules of installed packages ──────────────────────────────────────────────────────────────────────────────────
+
+
+def installed(pattern: str) -> list[Rule]:
+    """The rules that installed packages announce under a name ("taso.rules"; * stands for any letters).
+
+    An entry point is a rule, an equation, the path of a rule file, a list of these, or a function without arguments
+    that returns such. One that cannot be used is passed over, with a `PluginWarning` that says why. Raises `RuleError`
+    where no package announces the name.
+    """
+    known = plugins.announced(plugins.RULES)
+    meant = [entry for name, entry in known.items() if fnmatchcase(name, pattern)]
+    if not meant:
+        said = f"there are {', '.join(known)}" if known else "no package announces any"
+        raise RuleError(f"no installed package has rules called '{pattern}': {said}")
+    rules: list[Rule] = []
+    for entry in meant:
+        try:
+            what = plugins.loaded(entry)
+            rules += _of_plugin(what() if callable(what) else what)
+        except plugins.PluginError as error:
+            plugins.passed_over(str(error))
+        except Exception as error:
+            # a function of another's may fail in any way
+            plugins.passed_over(str(plugins.broken(entry, error)))
+    return rules
+
+
+def _of_plugin(what: object) -> list[Rule]:
+    items = list(what) if isinstance(what, (list, tuple)) else [what]
+    for item in items:
+        if not isinstance(item, (str, os.PathLike, Rule)) or isinstance(item, str) and item[:1] in ("+", "-", "@"):
+            raise RuleError(f"an entry point gives rules, equations or rule files, not {item!r}")
+    return [given.rule for item in items for given in _added(cast(RuleItem, item))]
 
 
 # ── what a user asks for ─────────────────────────────────────────────────────────────────────────────────────────
@@ -177,6 +214,8 @@ def _added(item: RuleItem) -> Iterator[_Given]:
         yield _Given(item, True)
     elif isinstance(item, str) and is_equation(item):
         yield from (_Given(r, True) for r in equations(item))
+    elif isinstance(item, str) and item[:1] == "@":
+        yield from (_Given(r, False) for r in installed(item[1:]))
     else:
         yield from (_Given(r, False) for r in read(item))
 

@@ -79,6 +79,7 @@ class Backtracking(Moves):
             self._resumed()
         with self._stopping():
             while self._open() and self._expand():
+                self._report()
                 if self.keeper is not None:
                     self.keeper.keep(self)
         if self.keeper is not None:

@@ -17,6 +17,7 @@ from taso.graph.onnx_bodies import Body, body_labels, read_body, with_bodies
 from taso.search.result import Report
 from taso.search.settings import Settings
 from taso.search.verify import Feeds, compare, programs, race, random_feeds
+from taso.search.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class _Bodies:
         limits = replace(self.settings.limits, budget=self.budget - self.spent, time_limit=self._left())
         return replace(
             self.settings, limits=limits, verify=True, never_slower=False, sizes=dict(body.like), progress=False,
-            seed=_telling_seed(body, self.settings.seed),
+            seed=_telling_seed(body, self.settings.seed), watch=Watch(),
         )  # fmt: skip
 
 

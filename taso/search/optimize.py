@@ -33,6 +33,7 @@ from taso.search.state import Setting, State, initial_state
 from taso.search.store import Store, load
 from taso.search.strategies import Search
 from taso.search.verify import compare
+from taso.search.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,7 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     settings = replace(settings, clock=Clock(), limits=settings.limits.from_now())
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
+        settings.watch.enter("preparing")
         with settings.clock("preparing"):
             graph = _folded(graph, settings, report)
         graph, settings = _with_bodies(graph, settings, report)
@@ -176,9 +178,18 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
         tell_memory(given, best, settings, report)
     except KeyboardInterrupt:
         report.messages.append("interrupted before the memory was told")
+    _tell_watched(settings.watch, report)
     report.total_seconds = time.perf_counter() - started
     report.phases = phases(settings.clock, report.total_seconds)
     return best, report
+
+
+def _tell_watched(watch: Watch, report: Report) -> None:
+    if watch.stopped:
+        report.stopped = "the callback"
+    watch.enter("done")
+    if watch.failure:
+        report.messages.append(f"the callback failed and was not called again: {watch.failure}")
 
 
 def phases(clock: Clock, total: float) -> dict[str, float]:
@@ -240,16 +251,19 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
         settings.limits, constant_bytes=2 * prepared.state.constant_bytes + UNFOLDED,
         time_limit=_left(settings.limits.time_limit, started),
     )  # fmt: skip
+    settings.watch.enter("searching")
     with progress_line(limits.budget, settings.progress) as line:
         with settings.clock("searching"):
-            shared = settings.aim.share(limits)
-            prepared, outcome = _searched(graph, settings, prepared, shared, line, report)
+            shared, follow = settings.aim.share(limits), settings.watch.following(line)
+            prepared, outcome = _searched(graph, settings, prepared, shared, follow, report)
             limits = replace(limits, time_limit=_left(settings.limits.time_limit, started))
             needs = needs_of(graph, prepared.classes, settings)
             outcome = frugal(outcome, settings.rules, limits, settings.aim, needs, settings.check_every_step)
+    settings.watch.found(outcome.statistics, outcome.initial.cost, outcome.best.cost)
     _describe(report, prepared, outcome, names, time.perf_counter() - started)
     _explain(report, Explainer(names, outcome, limits, settings.rules), asked, settings)
     try:
+        settings.watch.enter("planning")
         with settings.clock("planning"):
             left = _left(settings.limits.time_limit, started)
             found = finalists(graph, outcome, prepared.classes, prepared.costs, settings, report, left)
@@ -257,6 +271,7 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
         if not found:
             report.decision = _nothing_found(limits, outcome, settings)
             return graph
+        settings.watch.enter("comparing")
         return decide(graph, found, settings, outcome.initial, report)
     except Exception as error:
         # whatever a kernel fails with when it runs

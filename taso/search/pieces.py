@@ -39,7 +39,7 @@ from taso.rules.pattern import Rule
 from taso.search.backtracking import backtrack
 from taso.search.clock import Clock
 from taso.search.costs import Costs
-from taso.search.moves import IMPROVEMENT, Limits, Outcome, Statistics, Taken
+from taso.search.moves import IMPROVEMENT, Limits, Outcome, Progress, Statistics, Taken
 from taso.search.rewrite import Refused, apply
 from taso.search.state import MOST_CONTENT, Cycle, Draft, Setting, State, initial_state, is_costed
 from taso.search.store import Store
@@ -456,23 +456,24 @@ def _crossing(state: State, order: Sequence[int]) -> list[int]:
 
 def in_pieces(
     initial: State, matcher: Matcher, rules: Sequence[Rule], limits: Limits, executor: Executor | None = None,
-    workers: int = 1, verify: bool = False,
+    workers: int = 1, verify: bool = False, progress: Progress | None = None,
 ) -> Outcome:  # fmt: skip
     """The state that searching pieces and then seams leads to, for a search of the whole graph to start from.
 
     `executor` searches `workers` pieces at once. Of the time limit half is taken at most; graphs that were expanded are
     counted by the share of the whole graph that they are. `verify` recomputes everything after each step and compares.
+    `progress` is told after each piece.
     """
-    return _Pieces(initial, matcher, rules, limits, executor, workers, verify).run()
+    return _Pieces(initial, matcher, rules, limits, executor, workers, verify, progress).run()
 
 
 class _Pieces:
     def __init__(
         self, initial: State, matcher: Matcher, rules: Sequence[Rule], limits: Limits, executor: Executor | None,
-        workers: int, verify: bool,
+        workers: int, verify: bool, progress: Progress | None,
     ) -> None:  # fmt: skip
         self._initial, self._matcher, self._limits = initial, matcher, limits
-        self._rules = rules
+        self._rules, self._progress = rules, progress
         self._executor, self._workers, self._verify = executor, workers, verify
         self._whole = _Whole(initial, (), matcher, limits)
         self._statistics = Statistics("pieces")
@@ -514,6 +515,9 @@ class _Pieces:
             for classes in twins[piece] if found.moves else ():
                 self._counts["rewrites carried over"] += self._whole.walk(found.moves, classes)
             self._statistics.course.append((time.perf_counter() - self._started, self._whole.state.cost))
+            if self._progress is not None:
+                self._statistics.expanded = math.ceil(self._expanded)
+                self._progress(self._statistics, self._initial.cost, self._whole.state.cost)
 
     def _count(self, piece: Piece, found: Found) -> None:
         size = sum(step.constant is None and not step.op.has(Trait.SOURCE) for step in piece.steps)

@@ -152,6 +152,7 @@ class Saturation(Moves):
             check(state)
         self.best = Position(state, {}, {}, self._path(egraph, state))
         self._note(self.best)
+        self._report()
 
     def _path(self, egraph: EGraph, state: State) -> tuple[Taken, ...]:
         """The rewrites that made what is in the state, in the order in which they were carried out.

@@ -12,6 +12,7 @@ from taso.rules.pattern import Rule
 from taso.search.backtracking import Limits
 from taso.search.clock import Clock
 from taso.search.frugal import Aim
+from taso.search.watching import Watch
 
 
 @dataclass
@@ -21,8 +22,8 @@ class Settings:
     `explain` names rules or nodes that the report is to explain; `checkpoint` is the file that keeps the search's
     state. With `plan` the last few graphs get exact plans, and with `algorithms` kernels may be computed by others than
     the usual ones. With `pieces` a large graph is searched in pieces first, as many at once as there are `workers`.
-    `aim` says what memory matters. `clock` tells where the time went; `check_every_step` recomputes everything
-    incremental and compares.
+    `aim` says what memory matters. `clock` tells where the time went, `watch` tells a caller while it goes;
+    `check_every_step` recomputes everything incremental and compares.
     """
 
     backend: Backend
@@ -46,3 +47,4 @@ class Settings:
     workers: int | Executor | None = None
     aim: Aim = field(default_factory=Aim)
     clock: Clock = field(default_factory=Clock)
+    watch: Watch = field(default_factory=Watch)

@@ -64,8 +64,9 @@ class Search:
             return searches[name](earlier)
         started = time.perf_counter()
         pieces = in_pieces(
-            self.initial, self.matcher, self.rules, self.limits, self.executor, self.workers, self.verify
-        )
+            self.initial, self.matcher, self.rules, self.limits, self.executor, self.workers, self.verify,
+            self.progress,
+        )  # fmt: skip
         if self._over(pieces):
             return replace(pieces, statistics=replace(pieces.statistics, search=name))
         limits = replace(self._part(started, 1), budget=max(self.limits.budget - pieces.statistics.expanded, 0))

@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 
 from taso.backends.base import Backend, Executable
 from taso.backends.lowering import BF16, FLOAT32
-from taso.graph.errors import BackendError, GraphError, InputError
+from taso.graph.errors import BackendError, GraphError, InputError, NaNWarning
 from taso.graph.evaluate import constant_value, evaluate_graph
 from taso.graph.graph import Graph, Value
 from taso.graph.types import Dim, DType, TensorType, substitute_shape
 
 Array = NDArray[np.generic]
 Feeds = dict[str, Array]
-
-
-class NaNWarning(UserWarning):
-    """A model holds weights that are not numbers; outputs are compared with NaN equal to NaN."""
 
 
 @dataclass(frozen=True)
