@@ -24,8 +24,11 @@ from taso.backends.select import get_backend
 from taso.graph import graph as graphs
 from taso.graph import onnx_export, onnx_import
 from taso.graph.builder import GraphBuilder
+from taso.graph.drawing import framed, graph_page, svg
 from taso.graph.errors import BackendError, CallbackWarning, GraphError, ModelError, SearchError
 from taso.graph.graph import Value
+from taso.graph.picture import picture
+from taso.machine import this_machine
 from taso.rules import collection
 from taso.rules.collection import RuleSource
 from taso.rules.pattern import Exactness, Rule
@@ -50,6 +53,9 @@ Loadable = object
 GraphLike = Union["Graph", Source]
 
 
+_FRAME_HEIGHT = 520
+
+
 class Graph(GraphBuilder):
     """A tensor graph: built by TASO's methods, or loaded from ONNX; `optimize` gives a faster equal one."""
 
@@ -63,6 +69,18 @@ class Graph(GraphBuilder):
         if self._report is None:
             raise GraphError("this graph has no report: it did not come from taso.optimize")
         return self._report
+
+    def to_svg(self) -> str:
+        """A drawing of the graph, an SVG: a box for each operator, its colour the family that it belongs to."""
+        return svg(picture(self))
+
+    def to_html(self, title: str = "graph") -> str:
+        """A page in which the graph can be moved, zoomed and searched; it needs nothing else."""
+        return graph_page(picture(self), title)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return framed(self.to_html(repr(self).strip("<>")), _FRAME_HEIGHT)
 
     def optimize(self, alpha: float = 1.0, budget: int = 1000, print_subst: bool = False) -> Graph:
         """`taso.optimize` of this graph, which stays as it is."""
@@ -292,6 +310,7 @@ def optimize(
     settings.check_every_step = os.environ.get("TASO_CHECK_EVERY_STEP", "") not in ("", "0")
     best, report = optimizing.optimize(given, settings)
     best = _same_class(copy.copy(best) if best is given else best)
+    report.machine = this_machine()
     best._report = report
     if print_subst:
         for rewrite in report.rewrites:

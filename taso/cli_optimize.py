@@ -30,7 +30,7 @@ from taso.search.strategies import SEARCHES
 EXAMPLES = (
     ("taso optimize model.onnx -o model.taso.onnx", "optimize for this machine"),
     ("taso optimize model.onnx -o fast.onnx --input image:8x3x224x224 --time-limit 60", "for batches of 8, soon"),
-    ("taso optimize model.onnx --dry-run --report report.md", "see what would change, and keep the file as it is"),
+    ("taso optimize model.onnx --dry-run --report report.html", "see what would change, and keep the file as it is"),
     ("taso optimize model.onnx --dry-run --explain 'merge-*' --explain conv_3", "ask why rules did not apply"),
     ("taso optimize model.onnx -o small.onnx --memory-limit 12MB", "the fastest within so much memory between kernels"),
     ("taso optimize model.onnx -o fast.onnx --budget 100000 --checkpoint search.taso", "a search that may be resumed"),
@@ -44,7 +44,10 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("model", help="the ONNX file to optimize")
     parser.add_argument("-o", "--output", metavar="FILE", help="the ONNX file to write")
     parser.add_argument("--dry-run", action="store_true", help="search and report, but write no model")
-    parser.add_argument("--report", metavar="FILE", help="write a report there: .md or .json, or .svg for its picture")
+    parser.add_argument(
+        "--report", metavar="FILE",
+        help="write a report there: .html with both graphs, .md or .json; .svg is the course of the search alone",
+    )  # fmt: skip
     add_input(parser, "to optimize an input for")
     parser.add_argument("--freeze", action="store_true", help="write a model for the shapes of --input alone")
     _add_search(parser)

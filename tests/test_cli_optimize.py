@@ -12,8 +12,8 @@ import pytest
 import taso
 from taso import cli
 from taso.cli_common import DONE, FAILED
-from taso.cli_report import markdown
 from taso.search.result import Report, Rewrite
+from taso.search.telling import Files
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -59,7 +59,7 @@ def test_the_report_has_the_form_of_its_suffix(model: Path, tmp_path: Path) -> N
     assert text.startswith("# model.onnx, optimized\n") and "| 1 | `Relu(Relu(x)) => Relu(x)` |" in text
 
 
-@pytest.mark.parametrize("name", ["r.html", "r", "r.txt", "nowhere/r.md", "folder.md"])
+@pytest.mark.parametrize("name", ["r.pdf", "r", "r.txt", "nowhere/r.md", "folder.md"])
 def test_a_report_that_cannot_be_written_is_refused_before_the_search(
     name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +84,7 @@ def test_markdown_keeps_what_rules_and_names_say(tmp_path: Path) -> None:
     report = Report("b", "a_device", decision="1 rewrites", verified=False, verification="output 'a_b' differs")
     report.relative_error = float("inf")
     report.rewrites = [Rewrite("a | b => b | a", "", "", 0.5, "exact", "proved")]
-    text = markdown(report, "dir/a*b.onnx", None)
+    text = report.to_markdown(Files("dir/a*b.onnx"))
     assert "# a\\*b.onnx, optimized" in text and "`a \\| b => b \\| a`" in text and "a\\_device" in text
     assert "not shown equal" in text
 

@@ -25,6 +25,9 @@ create table if not exists cost (device text, kernel text, seconds real, primary
 create table if not exists verdict (
   device text, original text, best text, original_seconds real, best_seconds real, low real, high real,
   primary key (device, original, best)) without rowid;
+create table if not exists spread (
+  device text, original text, best text, original_lower real, original_upper real, best_lower real, best_upper real,
+  primary key (device, original, best)) without rowid;
 """
 
 
@@ -113,6 +116,20 @@ class CostDatabase:
                 device, original, best,
             )  # fmt: skip
         return None if row is None else (float(row[0]), float(row[1]), float(row[2]), float(row[3]))
+
+    def spread(self, device: str, original: str, best: str) -> tuple[float, float, float, float] | None:
+        """Quartiles of the seconds that an earlier comparison measured: two of the original, two of the best."""
+        with self._lock:
+            row = self._query(
+                "select original_lower, original_upper, best_lower, best_upper from spread"
+                " where device=? and original=? and best=?",
+                device, original, best,
+            )  # fmt: skip
+        return None if row is None else (float(row[0]), float(row[1]), float(row[2]), float(row[3]))
+
+    def keep_spread(self, device: str, original: str, best: str, quartiles: tuple[float, float, float, float]) -> None:
+        with self._lock:
+            self._write("insert or replace into spread values (?,?,?,?,?,?,?)", device, original, best, *quartiles)
 
     def keep_verdict(self, device: str, original: str, best: str, seconds: tuple[float, float, float, float]) -> None:
         with self._lock:

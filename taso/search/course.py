@@ -9,8 +9,8 @@ from html import escape
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 44, 52
 _STYLE = (
-    "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}.axis{stroke:#333;fill:none}"
-    ".grid{stroke:#ddd}.best{stroke:#0a6;stroke-width:2;fill:none}.found{fill:#0a6}"
+    ".course text{font:12px sans-serif;fill:#333}.course .title{font-weight:bold}.course .axis{stroke:#333;fill:none}"
+    ".course .grid{stroke:#ddd}.course .best{stroke:#0a6;stroke-width:2;fill:none}.course .found{fill:#0a6}"
 )
 
 
@@ -50,7 +50,8 @@ def course_svg(course: Sequence[tuple[float, float]], seconds: float, title: str
 def _document(title: str, parts: Sequence[str]) -> str:
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+            'class="course">',
             f"<title>{escape(title)}</title>",
             f"<style>{_STYLE}</style>",
             f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',

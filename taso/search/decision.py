@@ -246,6 +246,7 @@ def _tell_timing(report: Report, finalist: Finalist) -> None:
     if timing is not None:
         report.measured_before, report.measured_after = timing.original * 1e3, timing.best * 1e3
         report.ratio_low, report.ratio_high = timing.low, timing.high
+        report.quartiles = None if timing.quartiles is None else [second * 1e3 for second in timing.quartiles]
 
 
 def _planned(finalist: Finalist) -> bool:
@@ -411,10 +412,14 @@ def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, origina
     stored = [settings.database.verdict(device, f"{first}{together}", name) for name in names]
     if all(verdict is not None for verdict in stored):
         timings = [Timing(*verdict) for verdict in stored if verdict is not None]
+        for name, timing in zip(names, timings, strict=True):
+            timing.quartiles = settings.database.spread(device, f"{first}{together}", name)
     else:
         timings = _timed(graph, found, settings)
         for name, t in zip(names, timings, strict=True):
             settings.database.keep_verdict(device, f"{first}{together}", name, (t.original, t.best, t.low, t.high))
+            if t.quartiles is not None:
+                settings.database.keep_spread(device, f"{first}{together}", name, t.quartiles)
     for finalist, timing in zip(found, timings, strict=True):
         finalist.timing = timing
     pairs = sorted(zip(found, timings, strict=True), key=lambda p: (not p[1].faster, p[1].best / p[1].original))

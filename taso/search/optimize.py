@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from taso.backends.lowering import choices_of, is_view
+from taso.backends.lowering import Kernel, choices_of, is_view
 from taso.graph.errors import GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
 from taso.graph.onnx_shapes import fold_shapes, freeze
@@ -25,6 +25,7 @@ from taso.search.costs import CostModel
 from taso.search.decision import bound_graph, decide, finalists, needs_of, tell_memory
 from taso.search.explain import Explainer, Names, Question, questions
 from taso.search.frugal import frugal
+from taso.search.picturing import before_and_after
 from taso.search.planning import cost_of
 from taso.search.progress import progress_line
 from taso.search.result import Report, Rewrite
@@ -45,11 +46,11 @@ ADMITTED = (Status.PROVED,)
 
 PHASES = (
     "preparing", "resuming", "searching", "matching", "evaluating", "costing", "measuring", "saving", "explaining",
-    "planning", "verifying", "racing",
+    "planning", "verifying", "racing", "drawing",
 )  # fmt: skip
 """What a search spends its time on. "costing" are formulas and the database, "measuring" is what runs on the target,
-"resuming" and "saving" are for checkpoints, "planning" and "racing" are the last word; "searching" is what the search
-does besides."""
+"resuming" and "saving" are for checkpoints, "planning" and "racing" are the last word, "drawing" is for the report's
+pictures; "searching" is what the search does besides."""
 
 
 @dataclass
@@ -178,6 +179,7 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
         tell_memory(given, best, settings, report)
     except KeyboardInterrupt:
         report.messages.append("interrupted before the memory was told")
+    _picture(given, best, settings, report)
     _tell_watched(settings.watch, report)
     report.total_seconds = time.perf_counter() - started
     report.phases = phases(settings.clock, report.total_seconds)
@@ -190,6 +192,26 @@ def _tell_watched(watch: Watch, report: Report) -> None:
     watch.enter("done")
     if watch.failure:
         report.messages.append(f"the callback failed and was not called again: {watch.failure}")
+
+
+def _picture(given: Graph, best: Graph, settings: Settings, report: Report) -> None:
+    """Keeps in the report what both graphs look like. Nothing is measured for that."""
+    backend = settings.backend
+    device = backend.device_key()
+
+    def known(kernel: Kernel) -> float | None:
+        return settings.database.cost(device, kernel.key) if backend.measures else backend.measure(kernel)
+
+    try:
+        with settings.clock("drawing"):
+            report.before, report.after = before_and_after(
+                given, best, lambda graph: bound_graph(graph, settings), backend.name, backend.lowering, known
+            )
+    except KeyboardInterrupt:
+        report.messages.append("interrupted before the graphs were drawn")
+    except TasoError as error:
+        log.warning("the report has no pictures of the graphs: %s", error)
+        report.messages.append(f"the graphs could not be drawn: {error}")
 
 
 def phases(clock: Clock, total: float) -> dict[str, float]:
@@ -382,7 +404,10 @@ def kernel_count(state: State) -> int:
 def _rewrite(taken: Taken, initial: State, names: Names) -> Rewrite:
     rule = taken.match.rule
     where = ", ".join(names.of(initial, n) for n in taken.match.nodes)
-    return Rewrite(rule.name, rule.id, where, taken.gain * 1e3, rule.exactness.value, rule.status.value)
+    certificate = rule.certificate.method, rule.certificate.command
+    return Rewrite(
+        rule.name, rule.id, where, taken.gain * 1e3, rule.exactness.value, rule.status.value, *certificate
+    )
 
 
 __all__ = ["Settings", "frozen", "measuring_sizes", "optimize", "prepare", "usable"]

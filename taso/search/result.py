@@ -8,15 +8,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
+from taso.graph.drawing import framed
 from taso.graph.errors import GraphError, SearchError
 from taso.graph.evaluate import constant_value, defined, weight_of
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.onnx_weights import stored_weight_bytes
 from taso.graph.operator import Trait, Weight
+from taso.graph.picture import Picture, read_picture
 from taso.search.course import course_svg
 from taso.search.explain import ABSENT, Explanation
 from taso.search.state import State
 from taso.search.store import Entry
+from taso.search.telling import NO_FILES, Files, by_rule
+from taso.search.telling_html import html
+from taso.search.telling_markdown import markdown
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +131,10 @@ def _weight_bytes(graph: Graph) -> dict[Node, int]:
 
 @dataclass
 class Rewrite:
-    """One rewrite that was taken: the rule's equation, where it applied, and what it saved by the cost model."""
+    """One rewrite that was taken: the rule's equation, where it applied, and what it saved by the cost model.
+
+    `certificate` says how the rule's status was reached, `command` judges it again.
+    """
 
     rule: str
     identifier: str
@@ -134,6 +142,8 @@ class Rewrite:
     gain_ms: float
     exactness: str
     status: str
+    certificate: str = ""
+    command: str = ""
 
 
 @dataclass
@@ -161,6 +171,8 @@ class Report:
     `body_rewrites` were taken in bodies of If, Loop and the like, whose search expanded `bodies_expanded` graphs.
     `phases` says where the seconds went, each counted once; `course` are pairs of seconds since the search began and of
     the best cost from then on. `resumed` graphs of those expanded were so by earlier calls, which left a checkpoint.
+    `quartiles` are those of the times of both graphs, two of the original and two of the other. `before` and `after`
+    are what the graphs look like, kernel by kernel; `machine` says where all that was found.
     """
 
     backend: str
@@ -172,6 +184,7 @@ class Report:
     measured_after: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
+    quartiles: list[float] | None = None
     peak_before: int | None = None
     peak_after: int | None = None
     kernels_before: int = 0
@@ -206,6 +219,9 @@ class Report:
     kernels_measured: int = 0
     kernels_known: int = 0
     total_seconds: float = 0.0
+    machine: dict[str, str] = field(default_factory=dict)
+    before: Picture | None = None
+    after: Picture | None = None
 
     @property
     def changed(self) -> bool:
@@ -241,6 +257,18 @@ class Report:
         """A picture of the search, an SVG: the best cost against the seconds it took to find it."""
         title = f"best cost on {self.backend}: {self.cost_before:.3f} → {self.cost_after:.3f} ms"
         return course_svg(self.course, self.search_seconds, title)
+
+    def to_markdown(self, files: Files = NO_FILES) -> str:
+        """The report as Markdown; `files` says which files it speaks of."""
+        return markdown(self, files)
+
+    def to_html(self, files: Files = NO_FILES) -> str:
+        """The report as one HTML page that needs nothing else, with both graphs to look at."""
+        return html(self, files)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return framed(self.to_html(), _FRAME_HEIGHT)
 
     def summary(self) -> str:
         """The report as text."""
@@ -306,15 +334,6 @@ def _detail(name: str, value: float | str) -> str:
     return f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
 
 
-def by_rule(rewrites: Sequence[Rewrite]) -> list[tuple[str, int, float]]:
-    """(equation, times taken, milliseconds saved) for each rule, the most useful first."""
-    found: dict[str, tuple[int, float]] = {}
-    for rewrite in rewrites:
-        count, gain = found.get(rewrite.rule, (0, 0.0))
-        found[rewrite.rule] = (count + 1, gain + rewrite.gain_ms)
-    return sorted(((r, c, g) for r, (c, g) in found.items()), key=lambda t: (-t[2], t[0]))
-
-
 def _explained(explanations: Sequence[Explanation]) -> list[str]:
     """Text of what was explained: under each question and rule, place by place."""
     lines: list[str] = []
@@ -365,6 +384,12 @@ def _part(name: str, default: object, value: object) -> object:
         return [_PARTS[name](part) for part in value]
     if name in _PAIRS and isinstance(value, list):
         return [(first if isinstance(first, str) else _float(first), _float(second)) for first, second in value]
+    if name in _PICTURES and value is not None:
+        return read_picture(value)
+    if name == "quartiles" and isinstance(value, list):
+        return [_float(part) for part in value]
+    if name == "machine" and isinstance(value, dict):
+        return {str(k): _text(v) for k, v in value.items()}
     if name == "phases" and isinstance(value, dict):
         return {str(k): _float(v) for k, v in value.items()}
     if default is None:
@@ -377,7 +402,7 @@ def _part(name: str, default: object, value: object) -> object:
 
 
 def _as_rewrite(part: Mapping[str, object]) -> Rewrite:
-    said = (_text(part[name]) for name in ("exactness", "status"))
+    said = (_text(part[name]) for name in ("exactness", "status", "certificate", "command"))
     return Rewrite(_text(part["rule"]), _text(part["identifier"]), _text(part["where"]), _float(part["gain_ms"]), *said)
 
 
@@ -413,3 +438,5 @@ _PARTS: dict[str, Callable[[Mapping[str, object]], object]] = {
     "rewrites": _as_rewrite, "set_aside": _as_rewrite, "explanations": _as_explanation, "finalists": _as_trial,
 }  # fmt: skip
 _PAIRS = {"near_misses", "course"}
+_PICTURES = {"before", "after"}
+_FRAME_HEIGHT = 760

@@ -240,7 +240,11 @@ def _depends_on_inputs(graph: Graph) -> set[Value]:
 
 @dataclass
 class Timing:
-    """Seconds of one inference: median of each graph, spread of the ratio, and whether the best is faster for sure."""
+    """Seconds of one inference: median of each graph, spread of the ratio, and whether the best is faster for sure.
+
+    `quartiles` are the lower and the upper one of the original's times, then those of the best's; None where they are
+    not known any more.
+    """
 
     original: float
     best: float
@@ -248,6 +252,7 @@ class Timing:
     high: float
     rounds: int = 0
     ratios: list[float] = field(default_factory=list)
+    quartiles: tuple[float, float, float, float] | None = None
 
     @property
     def faster(self) -> bool:
@@ -343,8 +348,16 @@ def _timings(times: Sequence[Sequence[float]], deviations: float) -> list[Timing
     for own in times[1:]:
         ratios = [a / b for a, b in zip(times[0], own, strict=True)]
         low, high = median_interval(ratios, deviations)
-        found.append(Timing(statistics.median(times[0]), statistics.median(own), low, high, len(ratios), ratios))
+        medians = statistics.median(times[0]), statistics.median(own)
+        found.append(Timing(*medians, low, high, len(ratios), ratios, (*_quartiles(times[0]), *_quartiles(own))))
     return found
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float]:
+    if len(times) < 2:
+        return times[0], times[0]
+    lower, _, upper = statistics.quantiles(times, n=4, method="inclusive")
+    return lower, upper
 
 
 def median_interval(values: list[float], deviations: float = 1.96) -> tuple[float, float]:
