@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from taso.graph.drawing import safe
 from taso.search.backtracking import Progress, Statistics
 
 _EVERY = 0.2  # seconds between two updates
 
 
 def interactive() -> bool:
-    """Whether somebody is looking: a terminal, or a notebook's kernel."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    """Whether somebody is looking: a terminal, or a notebook."""
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 @contextmanager
@@ -23,6 +31,21 @@ def progress_line(budget: int, wanted: bool | None = None) -> Iterator[Progress 
     if not (interactive() if wanted is None else wanted):
         yield None
         return
+    with _notebook_line(budget) if in_notebook() else _terminal_line(budget) as line:
+        last = [0.0]
+
+        def report(statistics: Statistics, before: float, best: float) -> None:
+            now = time.monotonic()
+            if now - last[0] >= _EVERY:
+                last[0] = now
+                said = f"{before * 1e3:.3f} → {best * 1e3:.3f} ms, {statistics.candidates} candidates"
+                line(statistics.expanded, said)
+
+        yield report
+
+
+@contextmanager
+def _terminal_line(budget: int) -> Iterator[Callable[[int, str], None]]:
     # rich costs more to import than taso itself and is needed by those who look only
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -31,13 +54,23 @@ def progress_line(budget: int, wanted: bool | None = None) -> Iterator[Progress 
     columns = (TextColumn("taso"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=budget)
-        last = [0.0]
+        yield lambda done, said: bar.update(task, completed=done, description=said)
 
-        def report(statistics: Statistics, before: float, best: float) -> None:
-            now = time.monotonic()
-            if now - last[0] >= _EVERY:
-                last[0] = now
-                said = f"{before * 1e3:.3f} → {best * 1e3:.3f} ms, {statistics.candidates} candidates"
-                bar.update(task, completed=statistics.expanded, description=said)
 
-        yield report
+@contextmanager
+def _notebook_line(budget: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar below the cell, which makes way for its last words; needs nothing but IPython itself."""
+    display = importlib.import_module("IPython.display")
+    started, last = time.monotonic(), ["nothing was searched"]
+    handle = display.display(display.HTML("<span>taso</span>"), display_id=True)
+
+    def line(done: int, said: str) -> None:
+        last[0] = said
+        seconds = f"{time.monotonic() - started:.0f} s"
+        bar = f'<progress max="{budget}" value="{min(done, budget)}"></progress>'
+        handle.update(display.HTML(f"<span>taso {bar} {safe(said)}, {seconds}</span>"))
+
+    try:
+        yield line
+    finally:
+        handle.update(display.HTML(f"<span>taso: {safe(last[0])}, {time.monotonic() - started:.1f} s</span>"))

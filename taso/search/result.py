@@ -220,8 +220,8 @@ class Report:
     kernels_known: int = 0
     total_seconds: float = 0.0
     machine: dict[str, str] = field(default_factory=dict)
-    before: Picture | None = None
-    after: Picture | None = None
+    before: Picture | None = field(default=None, repr=False)
+    after: Picture | None = field(default=None, repr=False)
 
     @property
     def changed(self) -> bool:
