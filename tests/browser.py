@@ -61,6 +61,11 @@ class Browser:
         """Moves pointers and presses keys as a user does (W3C WebDriver, section 17)."""
         self._send("POST", "/actions", {"actions": list(sequences)})
 
+    def enter(self, selector: str) -> None:
+        """Goes on inside a frame of the page."""
+        found = self._send("POST", "/element", {"using": "css selector", "value": selector})
+        self._send("POST", "/frame", {"id": found})
+
     def console(self) -> list[str]:
         """Warnings and errors since it was asked last."""
         found = self._send("POST", "/se/log", {"type": "browser"})

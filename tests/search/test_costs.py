@@ -110,6 +110,12 @@ def test_verdicts_are_kept_by_device_and_both_graphs(tmp_path: Path) -> None:
     assert [again.verdict(*key) for key in (("e", "a", "b"), ("d", "b", "a"), ("d", "a", "c"))] == [None] * 3
 
 
+def test_the_spread_of_times_is_kept_beside_a_verdict(tmp_path: Path) -> None:
+    CostDatabase(tmp_path).keep_spread("d", "a", "b", (1.0, 1.5, 0.5, 0.75))
+    again = CostDatabase(tmp_path)
+    assert again.spread("d", "a", "b") == (1.0, 1.5, 0.5, 0.75) and again.spread("d", "b", "a") is None
+
+
 def test_measurements_are_printed_where_that_was_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
