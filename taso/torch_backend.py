@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso import api
-from taso.backends.base import Backend, Executable
+from taso.backends.base import Executable
 from taso.graph.errors import FallbackWarning, TasoError
 from taso.search.verify import relative_error, tolerance_of
 from taso.session import SECONDS
@@ -299,9 +299,7 @@ def _convert(
     expected = list(gm(*args))
     sources = [next((i for i, a in enumerate(args) if a is out), None) for out in expected]
     _check_memory(torch, args, expected, sources)
-    given = dict(options)
-    backend, threads = given.pop("backend", "auto"), given.pop("threads", None)
-    run, graph = _program(exported, cast("str | Backend", backend), cast("int | None", threads), given)
+    run, graph = _program(exported, options)
     if len(graph.input_names) != len(inputs):
         raise NotConvertible(f"of {len(inputs)} inputs {len(graph.input_names)} came through torch.onnx")
     tensors = [i for i, out in enumerate(expected) if torch.is_tensor(out)]
@@ -315,13 +313,10 @@ def _convert(
     return compiled
 
 
-def _program(
-    exported: Program, backend: str | Backend, threads: int | None, options: Options
-) -> tuple[Executable, api.Graph]:  # fmt: skip
-    settings = {"time_limit": SECONDS, **options}
-    graph = api.load(exported)
-    best = api.optimize(graph, backend=backend, threads=threads, **settings)  # type: ignore[arg-type]  # checked there
-    return api.compile(best, backend, threads), best
+def _program(exported: Program, options: Options) -> tuple[Executable, api.Graph]:
+    best = api.optimize(api.load(exported), **{"time_limit": SECONDS, **options})  # type: ignore[arg-type]  # checked there
+    target = {name: options[name] for name in ("backend", "threads", "precision") if name in options}
+    return api.compile(best, **target), best  # type: ignore[arg-type]  # optimize has checked it
 
 
 def _check_arguments(torch: _Torch, args: Sequence[object]) -> None:
