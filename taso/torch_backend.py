@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 NAME = "taso"
 GROUP = "torch_dynamo_backends"
-SIGNATURES = 8
-"""Programs that are kept for one graph, each for other shapes; what comes beyond runs eagerly."""
+SIGNATURES = 16
+"""Programs that are kept for one graph, each for other shapes or weights; what comes beyond runs eagerly."""
 REBUILDS = 3
 """Times that weights may have been changed before a graph is left to PyTorch."""
 
@@ -176,12 +176,16 @@ def taso_backend(
 
 @dataclass
 class _Compiled:
-    """A program for arguments of one signature. `constants` are the versions that the weights had."""
+    """A program for arguments of one signature. `versions` are those that the weights had.
+
+    `held` are the weights: while they are there, no other tensor is where they are.
+    """
 
     run: Executable
     names: list[str]
     inputs: list[int]
-    constants: Signature
+    versions: Signature
+    held: list[Tensor]
     outputs: list[object]
     """What is returned: the name of an output, or what it is in any case."""
     sources: list[int | None]
@@ -220,7 +224,7 @@ class Captured:
         if signature not in self.programs:
             self.programs[signature] = self._converted(args, len(self.programs))
         program = self.programs[signature]
-        if program is not None and program.constants != self._versions(args):
+        if program is not None and program.versions != self._versions(args):
             self.rebuilds += 1
             program = self.programs[signature] = self._converted(args, len(self.programs) - 1)
         return program
@@ -229,17 +233,19 @@ class Captured:
         if not self.torch.is_tensor(argument):
             return type(argument), argument
         tensor = cast(Tensor, argument)
-        return tuple(tensor.shape), tensor.dtype, self.torch.is_constant(tensor)
+        constant = self.torch.is_constant(tensor)
+        # modules that are built alike share a captured graph
+        return tuple(tensor.shape), tensor.dtype, tensor.data_ptr() if constant else None
 
     def _versions(self, args: Sequence[object]) -> Signature:
         tensors = [cast(Tensor, a) for a in args if self.torch.is_tensor(a)]
         # PyTorch counts what is written to a tensor; what goes around it by .data is not noticed
-        return tuple((t.data_ptr(), getattr(t, "_version", 0)) for t in tensors if self.torch.is_constant(t))
+        return tuple(getattr(t, "_version", 0) for t in tensors if self.torch.is_constant(t))
 
     def _converted(self, args: Sequence[object], others: int) -> _Compiled | None:
         try:
             if others >= SIGNATURES:
-                raise NotConvertible(f"it was called with more than {SIGNATURES} different shapes")
+                raise NotConvertible(f"it was called with more than {SIGNATURES} different shapes or sets of weights")
             if self.rebuilds > REBUILDS:
                 raise NotConvertible("its weights are changed again and again")
             with self.torch.no_gradients(), _without_advice():
@@ -308,7 +314,8 @@ def _convert(
     outputs: list[object] = list(expected)
     for i, (name, _) in zip(tensors, graph.outputs, strict=True):
         outputs[i] = _Output(name)
-    compiled = _Compiled(run, list(graph.input_names), inputs, versions, outputs, sources)
+    held = [cast(Tensor, a).detach() for a in fixed.values() if torch.is_tensor(a)]
+    compiled = _Compiled(run, list(graph.input_names), inputs, versions, held, outputs, sources)
     _check_results(torch, compiled, args, expected, tolerance_of(graph))
     return compiled
 
