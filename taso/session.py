@@ -65,9 +65,9 @@ class InferenceSession:
 
     The model is a path, the bytes of a file, an `onnx.ModelProto` or a `taso.Graph`. A graph runs as it is; anything
     else is optimized first, for `SECONDS` seconds at most: `settings` are those of `taso.optimize` (`time_limit=`,
-    `budget=`, `backend=`, `threads=`, …), and `optimize=False` runs the model as it is. Of `sess_options` the number of
-    threads is followed (`intra_op_num_threads`) and `ORT_DISABLE_ALL`, which is `optimize=False`. `providers` may name
-    what ONNX Runtime has; models run on the CPU here, and a list without `CPUExecutionProvider` gives a
+    `budget=`, `backend=`, `precision=`, …), and `optimize=False` runs the model as it is. Of `sess_options` the number
+    of threads is followed (`intra_op_num_threads`) and `ORT_DISABLE_ALL`, which is `optimize=False`. `providers` may
+    name what ONNX Runtime has; models run on the CPU here, and a list without `CPUExecutionProvider` gives a
     `FallbackWarning`.
 
     Raises `ModelError` for a model that cannot be read, `BackendError` where it cannot be run.
@@ -76,7 +76,7 @@ class InferenceSession:
     def __init__(
         self, path_or_bytes: Model, sess_options: object = None, providers: Sequence[Provider] | None = None,
         provider_options: Sequence[Mapping[str, object]] | None = None, *, optimize: bool = True,
-        backend: str | Backend = "auto", threads: int | None = None, **settings: object,
+        backend: str | Backend = "auto", threads: int | None = None, precision: str = "float32", **settings: object,
     ) -> None:  # fmt: skip
         _check_providers(providers)
         threads = _threads(sess_options) if threads is None else threads
@@ -84,12 +84,13 @@ class InferenceSession:
         graph = path_or_bytes if isinstance(path_or_bytes, api.Graph) else api.load(path_or_bytes)
         if optimize and not built and not _disabled(sess_options):
             settings.setdefault("time_limit", SECONDS)
-            graph = api.optimize(graph, backend=backend, threads=threads, **settings)  # type: ignore[arg-type]  # checked there
+            settings.update(backend=backend, threads=threads, precision=precision)
+            graph = api.optimize(graph, **settings)  # type: ignore[arg-type]  # checked there
         elif settings:
             raise TasoError(f"'{next(iter(settings))}' is a setting of the search, and this model is not optimized")
         self.graph = graph
         self._options = sess_options
-        self._program = api.compile(graph, backend, threads)
+        self._program = api.compile(graph, backend, threads, precision)
         self._inputs = [_argument(graph, name, v) for name, v in zip(graph.input_names, graph.inputs, strict=True)]
         self._outputs = [_argument(graph, name, v) for name, v in graph.outputs]
         self._types = {name: v.type for name, v in zip(graph.input_names, graph.inputs, strict=True)}

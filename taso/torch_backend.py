@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso import api
-from taso.backends.base import Backend, Executable
+from taso.backends.base import Executable
 from taso.graph.errors import FallbackWarning, TasoError
 from taso.search.verify import relative_error, tolerance_of
 from taso.session import SECONDS
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 NAME = "taso"
 GROUP = "torch_dynamo_backends"
-SIGNATURES = 8
-"""Programs that are kept for one graph, each for other shapes; what comes beyond runs eagerly."""
+SIGNATURES = 16
+"""Programs that are kept for one graph, each for other shapes or weights; what comes beyond runs eagerly."""
 REBUILDS = 3
 """Times that weights may have been changed before a graph is left to PyTorch."""
 
@@ -176,12 +176,16 @@ def taso_backend(
 
 @dataclass
 class _Compiled:
-    """A program for arguments of one signature. `constants` are the versions that the weights had."""
+    """A program for arguments of one signature. `versions` are those that the weights had.
+
+    `held` are the weights: while they are there, no other tensor is where they are.
+    """
 
     run: Executable
     names: list[str]
     inputs: list[int]
-    constants: Signature
+    versions: Signature
+    held: list[Tensor]
     outputs: list[object]
     """What is returned: the name of an output, or what it is in any case."""
     sources: list[int | None]
@@ -220,7 +224,7 @@ class Captured:
         if signature not in self.programs:
             self.programs[signature] = self._converted(args, len(self.programs))
         program = self.programs[signature]
-        if program is not None and program.constants != self._versions(args):
+        if program is not None and program.versions != self._versions(args):
             self.rebuilds += 1
             program = self.programs[signature] = self._converted(args, len(self.programs) - 1)
         return program
@@ -229,17 +233,19 @@ class Captured:
         if not self.torch.is_tensor(argument):
             return type(argument), argument
         tensor = cast(Tensor, argument)
-        return tuple(tensor.shape), tensor.dtype, self.torch.is_constant(tensor)
+        constant = self.torch.is_constant(tensor)
+        # modules that are built alike share a captured graph
+        return tuple(tensor.shape), tensor.dtype, tensor.data_ptr() if constant else None
 
     def _versions(self, args: Sequence[object]) -> Signature:
         tensors = [cast(Tensor, a) for a in args if self.torch.is_tensor(a)]
         # PyTorch counts what is written to a tensor; what goes around it by .data is not noticed
-        return tuple((t.data_ptr(), getattr(t, "_version", 0)) for t in tensors if self.torch.is_constant(t))
+        return tuple(getattr(t, "_version", 0) for t in tensors if self.torch.is_constant(t))
 
     def _converted(self, args: Sequence[object], others: int) -> _Compiled | None:
         try:
             if others >= SIGNATURES:
-                raise NotConvertible(f"it was called with more than {SIGNATURES} different shapes")
+                raise NotConvertible(f"it was called with more than {SIGNATURES} different shapes or sets of weights")
             if self.rebuilds > REBUILDS:
                 raise NotConvertible("its weights are changed again and again")
             with self.torch.no_gradients(), _without_advice():
@@ -299,9 +305,7 @@ def _convert(
     expected = list(gm(*args))
     sources = [next((i for i, a in enumerate(args) if a is out), None) for out in expected]
     _check_memory(torch, args, expected, sources)
-    given = dict(options)
-    backend, threads = given.pop("backend", "auto"), given.pop("threads", None)
-    run, graph = _program(exported, cast("str | Backend", backend), cast("int | None", threads), given)
+    run, graph = _program(exported, options)
     if len(graph.input_names) != len(inputs):
         raise NotConvertible(f"of {len(inputs)} inputs {len(graph.input_names)} came through torch.onnx")
     tensors = [i for i, out in enumerate(expected) if torch.is_tensor(out)]
@@ -310,18 +314,16 @@ def _convert(
     outputs: list[object] = list(expected)
     for i, (name, _) in zip(tensors, graph.outputs, strict=True):
         outputs[i] = _Output(name)
-    compiled = _Compiled(run, list(graph.input_names), inputs, versions, outputs, sources)
+    held = [cast(Tensor, a).detach() for a in fixed.values() if torch.is_tensor(a)]
+    compiled = _Compiled(run, list(graph.input_names), inputs, versions, held, outputs, sources)
     _check_results(torch, compiled, args, expected, tolerance_of(graph))
     return compiled
 
 
-def _program(
-    exported: Program, backend: str | Backend, threads: int | None, options: Options
-) -> tuple[Executable, api.Graph]:  # fmt: skip
-    settings = {"time_limit": SECONDS, **options}
-    graph = api.load(exported)
-    best = api.optimize(graph, backend=backend, threads=threads, **settings)  # type: ignore[arg-type]  # checked there
-    return api.compile(best, backend, threads), best
+def _program(exported: Program, options: Options) -> tuple[Executable, api.Graph]:
+    best = api.optimize(api.load(exported), **{"time_limit": SECONDS, **options})  # type: ignore[arg-type]  # checked there
+    target = {name: options[name] for name in ("backend", "threads", "precision") if name in options}
+    return api.compile(best, **target), best  # type: ignore[arg-type]  # optimize has checked it
 
 
 def _check_arguments(torch: _Torch, args: Sequence[object]) -> None:

@@ -90,6 +90,16 @@ def test_weights_are_constants_and_noticed_when_they_change(monkeypatch: pytest.
         assert len(seen) == 2
 
 
+def test_modules_that_are_built_alike_keep_their_own_weights() -> None:
+    first, second = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval() for _ in range(2))
+    runs, x = [compiled(first), compiled(second)], torch.randn(2, 4)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error", taso.FallbackWarning)
+        for _ in range(2):
+            for run, model in zip(runs, (first, second), strict=True):
+                assert close(run(x), model(x))
+
+
 def test_gradients_are_left_to_pytorch() -> None:
     model, x = net(), torch.randn(2, 3, 8, 8)
     run = compiled(model)

@@ -87,7 +87,10 @@ class Watch:
             warnings.warn(f"the callback of taso.optimize failed: {self.failure}", CallbackWarning, stacklevel=4)
 
     def _follow(self, statistics: Statistics, before: float, best: float) -> None:
-        better = self._last.cost_best is None or best * 1e3 < self._last.cost_best
+        known = self._last.cost_best
+        better = known is None or best * 1e3 < known
+        # a search that begins anew knows less than the one before it
+        best = best if known is None else min(best, known / 1e3)
         if better or time.perf_counter() - self._told >= EVERY:
             self.found(statistics, before, best)
             self._tell(self._last)

@@ -13,6 +13,7 @@ import pytest
 
 import taso
 from taso.search import watching
+from taso.search.moves import Statistics
 
 PACKAGE = Path(taso.__file__).parent
 
@@ -45,6 +46,17 @@ def test_phases_come_in_order_and_the_best_cost_never_rises() -> None:
     assert costs[-1] == pytest.approx(best.report.cost_after)
     assert {p.budget for p in told} == {1000}
     assert rewrites(best)
+
+
+def test_the_best_cost_does_not_rise_where_a_search_begins_anew() -> None:
+    told: list[float | None] = []
+    watch = watching.Watch(lambda progress: told.append(progress.cost_best))
+    follow = watch.following(None)
+    assert follow is not None
+    for best in (3.0, 2.0, 3.0, 1.0):
+        follow(Statistics("auto"), 3.0, best)
+    watch.enter("planning")
+    assert told == [3000.0, 2000.0, 1000.0, 1000.0]
 
 
 def test_every_better_graph_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
