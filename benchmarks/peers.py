@@ -133,8 +133,8 @@ def serve(runtime: str, path: str, threads: int) -> None:
         outputs = {name: np.array(array) for name, array in run(feeds).items()}
         run(feeds)
     except Exception as error:  # runtimes raise what they like
-        lines = str(error).strip().splitlines()
-        _send(replies, Begun(f"{type(error).__name__}: {lines[0] if lines else ''}"))
+        # the first line of some names nothing but who failed
+        _send(replies, Begun(f"{type(error).__name__}: {' '.join(str(error).strip().splitlines()[:2])}"))
         return
     ever = resident("VmHWM")
     forgotten = forget_peak()

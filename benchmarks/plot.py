@@ -17,7 +17,7 @@ COLOURS = {
     "onnxruntime": "#0072b2", "openvino": "#d55e00", "torch": "#cc79a7", "torch-compile": "#009e73", "xla": "#888888",
     "taso-unoptimized": "#000000",
 }  # fmt: skip
-LEFT, RIGHT, TOP, ROW, WIDTH = 150, 30, 70, 30, 860
+LEFT, RIGHT, TOP, ROW, WIDTH = 150, 30, 70, 40, 860
 TICKS = (0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 

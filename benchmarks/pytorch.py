@@ -110,6 +110,15 @@ def _gemm(a: Attributes, x, weight, bias) -> Call:
     return _call(functional.linear, x, weight, bias)
 
 
+def _transpose(a: Attributes, x) -> Call:
+    # exporters make one of the two by which torch.compile knows attention, and other forms of it fail to compile
+    return _call(_keys, x) if a["perm"] == [0, 2, 3, 1] else _call(torch.permute, x, a["perm"])
+
+
+def _keys(x: torch.Tensor) -> torch.Tensor:
+    return x.permute(0, 2, 1, 3).transpose(-1, -2)
+
+
 def _slice(a: Attributes, x, starts, ends, axes) -> Call:
     cut = [slice(None)] * (max(axes) + 1)
     for start, end, axis in zip(starts, ends, axes, strict=True):
@@ -147,7 +156,7 @@ MEANINGS: dict[str, Callable[..., Call]] = {
     "Pad": _pad,
     "Reshape": lambda a, x, shape: _call(torch.reshape, x, shape),
     "Flatten": lambda a, x: _call(torch.flatten, x, 1),
-    "Transpose": lambda a, x: _call(torch.permute, x, a["perm"]),
+    "Transpose": _transpose,
     "Squeeze": lambda a, x, axes: _call(torch.squeeze, x, tuple(axes)),
     "Expand": lambda a, x, shape: _call(torch.Tensor.expand, x, shape),
     "Gather": lambda a, x, index: _call(torch.select, x, a["axis"], index),
