@@ -470,7 +470,7 @@ def in_pieces(
 class _Pieces:
     def __init__(
         self, initial: State, matcher: Matcher, rules: Sequence[Rule], limits: Limits, executor: Executor | None,
-        workers: int, verify: bool, progress: Progress | None,
+        workers: int, verify: bool, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self._initial, self._matcher, self._limits = initial, matcher, limits
         self._rules, self._progress = rules, progress
