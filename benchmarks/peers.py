@@ -32,8 +32,6 @@ Runner = Callable[[Feeds], Outputs]
 
 LEAST_RUNS = 3
 """Runs that make a block, however long they take."""
-PLAN = ".plan"
-"""Behind the name of a model's file: that of the plan that taso has made for it."""
 
 
 # ── seen from the parent ─────────────────────────────────────────────────────────────────────────────────────────
@@ -183,12 +181,7 @@ class _Executable(Protocol):
     def __call__(self, feeds: Feeds) -> Outputs: ...
 
 
-class _TasoGraph(Protocol):
-    plans: dict[str, _Choices]
-
-
-class _Choices(Protocol):
-    def fits(self, graph: _TasoGraph) -> bool: ...
+class _TasoGraph(Protocol): ...
 
 
 class _Taso(Protocol):
@@ -199,16 +192,9 @@ class _Taso(Protocol):
 
 
 def _taso(path: str, threads: int) -> tuple[Runner, str]:
-    """The graph with the plan beside it where there is one; a plan that is not for this graph is an error."""
+    """The graph by the plan that its file holds, where it holds one."""
     taso = cast(_Taso, importlib.import_module("taso"))
-    graph = taso.load(path)
-    beside = Path(path + PLAN)
-    if beside.exists():
-        # written by the suite itself a moment ago
-        graph.plans = pickle.loads(beside.read_bytes())
-        if not all(choices.fits(graph) for choices in graph.plans.values()):
-            raise RuntimeError(f"the plan beside '{path}' is for another graph")
-    program = taso.compile(graph, threads=threads)
+    program = taso.compile(taso.load(path), threads=threads)
     return (lambda feeds: program(feeds)), f"taso {taso.__version__}"
 
 

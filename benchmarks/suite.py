@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import pickle
 import statistics
 import sys
 import tempfile
@@ -24,11 +23,10 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 import onnx
-import plans
 import roofline
 import tables
 import zoo
-from peers import PLAN, Array, Begun, Feeds, Outputs, Peer, missing
+from peers import Array, Begun, Feeds, Outputs, Peer, missing
 from results import Case, Made, Result, Run, read
 from roofline import Needs, Peaks
 
@@ -119,23 +117,14 @@ def random_feeds(graph: taso.Graph, seed: int) -> Feeds:
 
 
 def optimized(path: str, file: str, threads: int, settings: Settings) -> Made:
-    """Optimizes a model and writes it beside the original; where it has a plan that goes beside the new file."""
+    """Optimizes a model and writes it, with its plan if it has one, beside the original."""
     how = {"budget": settings.budget, "time_limit": settings.time_limit, **MADE[file]}
     started = time.perf_counter()
     best = taso.optimize(path, threads=threads, progress=False, **how)
     seconds = time.perf_counter() - started
     written = str(Path(path).with_name(f"{file}.onnx"))
     taso.save(best, written)
-    decision, chosen = best.report.decision, dict(best.plans)
-    if chosen and file != "exported":
-        loaded = taso.load(written)
-        found = {name: plans.carried(choices, loaded) for name, choices in chosen.items()}
-        if None in found.values():
-            # weights were folded on the way into the file: the same graph, but it counts otherwise
-            found = dict(taso.optimize(loaded, threads=threads, rules=["-*"], never_slower=False, progress=False).plans)
-            decision += "; the plan was made anew for its file"
-        Path(written + PLAN).write_bytes(pickle.dumps(found))
-    return Made(written, seconds, decision, len(best.report.rewrites), bool(chosen))
+    return Made(written, seconds, best.report.decision, len(best.report.rewrites), bool(best.plans))
 
 
 def evaluated(path: str, feeds: Feeds) -> dict[str, Array]:

@@ -20,7 +20,6 @@ import pytest
 from numpy.typing import NDArray
 
 import taso
-from taso.backends.lowering import structure
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.graph.errors import BackendUnavailable
 from taso.graph.evaluate import evaluate_graph
@@ -173,41 +172,6 @@ def test_a_peer_that_cannot_run_a_model_says_why(tmp_path: Path) -> None:
         assert "protobuf" in peer.begin({}, 60).failure.lower()
     finally:
         peer.end()
-
-
-# ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_plan_is_carried_to_the_graph_that_its_file_loads_as() -> None:
-    plans, lowering = module("plans"), module("taso.backends.lowering")
-    graph = taso.new_graph()
-    x = graph.new_input(dims=(1, 4, 8, 8))
-    weights = [graph.new_weight(dims=(4, 4, 3, 3)) for _ in range(2)]
-    # the second weight is made first and read last, so that the file lists them otherwise
-    y = graph.relu(graph.conv2d(input=x, weight=weights[1], strides=(1, 1), padding="SAME"))
-    graph.conv2d(input=y, weight=weights[0], strides=(1, 1), padding="SAME")
-    loaded = taso.load(taso.export_onnx(graph))
-    assert structure(loaded) != structure(graph)
-    places = {n: i for i, n in enumerate(graph.nodes)}
-    relu = next(i for n, i in places.items() if n.op.name == "Relu")
-    last = max(i for n, i in places.items() if n.op.name == "Conv")
-    choices = lowering.Choices(structure(graph), {(last, 0): "plain"}, {relu: None}, {last: "some"})
-    found = plans.carried(choices, loaded)
-    assert found is not None and found.fits(loaded)
-    names = [n.op.name for n in loaded.nodes]
-    assert [names[i] for i in found.entries] == ["Relu"]
-    assert [names[i] for i, _ in found.layouts] == ["Conv"] == [names[i] for i in found.algorithms]
-    assert list(found.algorithms) == [max(i for i, name in enumerate(names) if name == "Conv")]
-
-
-def test_a_plan_is_not_carried_to_another_graph() -> None:
-    plans, lowering = module("plans"), module("taso.backends.lowering")
-    graphs = []
-    for last in ("relu", "tanh"):
-        graph = taso.new_graph()
-        getattr(graph, last)(graph.sigmoid(graph.new_input(dims=(2, 3))))
-        graphs.append(graph)
-    assert plans.carried(lowering.Choices(structure(graphs[0])), graphs[1]) is None
 
 
 # ── what follows from measurements ───────────────────────────────────────────────────────────────────────────────
