@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from taso import doors
 from taso.backends.base import Backend, Executable
 from taso.backends.costs import CostDatabase
-from taso.backends.plans import take_plans, with_plans
+from taso.backends.plans import take_plans, with_plans, with_usual_algorithms
 from taso.backends.select import get_backend
 from taso.graph import graph as graphs
 from taso.graph import onnx_export, onnx_import
@@ -173,7 +173,8 @@ def compile(
 
     With `precision="bf16"` the oneDNN backend rounds the factors of large products (convolutions, matrix products) to
     bfloat16, which has 8 bits of precision, and adds them in float32: faster on processors that have the instructions,
-    and less exact.
+    and less exact. Finite data beyond bfloat16's range (3.39e38) becomes infinite. Products of two tensors neither of
+    which is a constant are rounded only where the processor multiplies matrices (AMX).
 
     Raises `BackendError` where the backend cannot run it; calling it with other names, element types or shapes than the
     graph's inputs raises `InputError`.
@@ -278,7 +279,8 @@ def optimize(
     graphs alone, and with one there are no pieces.
 
     `callback` is called with a `taso.Progress` at the beginning of each phase, for each better graph, and otherwise
-    some ten times a second while a search runs. Where it returns True the search ends and the best so far comes back.
+    some ten times a second while a search runs (after each piece where a large graph is cut). Where it returns True the
+    search ends and the best so far comes back.
     What it raises is logged with its place and ends the calls, not the search: the graph comes back, the report says
     what happened, and a `CallbackWarning` tells it (as an error, where `warnings` has been told so, it carries the
     graph as `error.graph`). KeyboardInterrupt in it is Ctrl-C.
@@ -304,6 +306,8 @@ def optimize(
     settings.seed, settings.progress, settings.search = seed, progress, search
     settings.watch = Watch(_checked_callback(callback), budget)
     settings.algorithms = Exactness.REASSOCIATES.value in exactness
+    if not settings.algorithms:
+        given = _same_class(with_usual_algorithms(given))
     settings.explain = [explain] if isinstance(explain, str) else explain
     settings.pieces, settings.workers = pieces, _checked_workers(workers)
     settings.checkpoint = None if checkpoint is None else Checkpoint(checkpoint).path

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from taso import api
+from taso.backends.lowering import FLOAT32
 from taso.backends.select import get_backend
 from taso.cli_common import (
     DONE,
@@ -71,7 +72,7 @@ def run(settings: argparse.Namespace) -> int:
         found = difference(first, second)
         advance(0, "comparing outputs")
         check, why = _checked(settings, first, second)
-    tolerance = settings.tolerance or tolerance_of(first)
+    tolerance = _tolerance(settings, first)
     status = _status(settings, found, check)
     if settings.json:
         print_json({
@@ -84,6 +85,11 @@ def run(settings: argparse.Namespace) -> int:
     return status
 
 
+def _tolerance(settings: argparse.Namespace, first: api.Graph) -> float:
+    precision = settings.precision if settings.backend else FLOAT32
+    return float(settings.tolerance or tolerance_of(first, precision))
+
+
 def _checked(settings: argparse.Namespace, first: api.Graph, second: api.Graph) -> tuple[Check | None, str]:
     """The comparison of outputs, or None and why there is none."""
     if settings.no_run:
@@ -91,7 +97,7 @@ def _checked(settings: argparse.Namespace, first: api.Graph, second: api.Graph) 
     sizes = measuring_sizes(first, dict(settings.input))
     backend = get_backend(settings.backend, settings.threads, settings.precision) if settings.backend else None
     try:
-        return numeric(first, second, sizes, settings.seed, settings.tolerance, backend), ""
+        return numeric(first, second, sizes, settings.seed, _tolerance(settings, first), backend), ""
     except InputError as error:
         return None, str(error)
 

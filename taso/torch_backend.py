@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from taso import api
 from taso.backends.base import Executable
+from taso.backends.lowering import FLOAT32
 from taso.graph.errors import FallbackWarning, TasoError
 from taso.search.verify import relative_error, tolerance_of
 from taso.session import SECONDS
@@ -231,7 +232,8 @@ class Captured:
 
     def _signature(self, argument: object) -> object:
         if not self.torch.is_tensor(argument):
-            return type(argument), argument
+            # 0.0 and -0.0 are equal and are not the same; no NaN is equal to itself
+            return type(argument), argument.hex() if isinstance(argument, float) else argument
         tensor = cast(Tensor, argument)
         constant = self.torch.is_constant(tensor)
         # modules that are built alike share a captured graph
@@ -316,7 +318,7 @@ def _convert(
         outputs[i] = _Output(name)
     held = [cast(Tensor, a).detach() for a in fixed.values() if torch.is_tensor(a)]
     compiled = _Compiled(run, list(graph.input_names), inputs, versions, held, outputs, sources)
-    _check_results(torch, compiled, args, expected, tolerance_of(graph))
+    _check_results(torch, compiled, args, expected, tolerance_of(graph, str(options.get("precision", FLOAT32))))
     return compiled
 
 

@@ -49,6 +49,17 @@ def _texts(plan: Choices) -> dict[int, str]:
     return {place: "; ".join(found) for place, found in parts.items()}
 
 
+def with_usual_algorithms(graph: Graph) -> Graph:
+    """The graph with the plans that it has, but for algorithms other than the usual ones."""
+    if not any(isinstance(plan, Choices) and plan.algorithms for plan in graph.plans.values()):
+        return graph
+    bare = copy.copy(graph)
+    for name, plan in graph.plans.items():
+        if isinstance(plan, Choices):
+            bare.plans[name] = replace(plan, algorithms={})
+    return bare
+
+
 def take_plans(graph: Graph) -> None:
     """Makes plans of what a file says of its nodes, and keeps the rest of their metadata.
 
@@ -85,7 +96,7 @@ def _read(graph: Graph, texts: list[tuple[int, str]]) -> Choices:
                 output, _, layout = told.partition(" ")
                 if layout not in (PLAIN, BLOCKED, LAST):
                     raise ValueError(f"'{layout}' is no layout")
-                layouts[place, int(output)] = layout
+                layouts[place, _output(graph, place, output)] = layout
             elif kind == "join":
                 entries[place] = _input(graph, place, told)
             elif kind == _ALONE and not told:
@@ -103,6 +114,12 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
         yield kind, told
 
 
+def _output(graph: Graph, place: int, told: str) -> int:
+    if not told.isdecimal() or int(told) >= len(graph.nodes[place].outputs):
+        raise ValueError(f"node {place} has no output {told}")
+    return int(told)
+
+
 def _input(graph: Graph, place: int, told: str) -> int:
     inputs, entry = graph.nodes[place].inputs, int(told)
     if not 0 <= entry < len(inputs) or inputs[entry] is None:
@@ -110,4 +127,4 @@ def _input(graph: Graph, place: int, told: str) -> int:
     return entry
 
 
-__all__ = ["KEY", "take_plans", "with_plans"]
+__all__ = ["KEY", "take_plans", "with_plans", "with_usual_algorithms"]

@@ -35,8 +35,11 @@ def get_backend(
     if threads is not None:
         threads = checked_threads(threads)
     if not isinstance(name, str):
-        if not hasattr(name, "compile"):
-            raise BackendError(f"a backend is a name or an object with a backend's methods, not {name!r}")
+        lacking = [member for member in _MEMBERS if not hasattr(name, member)]
+        if lacking:
+            raise BackendError(
+                f"a backend is a name or an object with a backend's methods, not {name!r}, which has no '{lacking[0]}'"
+            )
         if precision not in (FLOAT32, name.lowering.precision):
             raise BackendError(f"the backend {name.name} that was given computes in {name.lowering.precision}")
         return name

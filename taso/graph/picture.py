@@ -5,6 +5,7 @@ A box is one operator, or several that run as one kernel. Weights are told in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,19 +86,41 @@ def read_picture(data: object) -> Picture:
     boxes = [_read_box(box) for box in _mappings(_mapping(data)["boxes"])]
     if any(not 0 <= maker < len(boxes) for box in boxes for maker, _ in box.inputs):
         raise TypeError("a box reads one that there is not")
+    if not _is_acyclic(boxes):
+        raise TypeError("a box reads what is made of it")
     return Picture(boxes)
+
+
+def _is_acyclic(boxes: Sequence[Box]) -> bool:
+    left = [len({maker for maker, _ in box.inputs}) for box in boxes]
+    readers: list[list[int]] = [[] for _ in boxes]
+    for place, box in enumerate(boxes):
+        for maker in {maker for maker, _ in box.inputs}:
+            readers[maker].append(place)
+    ready, seen = [i for i, count in enumerate(left) if not count], 0
+    while ready:
+        seen += 1
+        for reader in readers[ready.pop()]:
+            left[reader] -= 1
+            if not left[reader]:
+                ready.append(reader)
+    return seen == len(boxes)
 
 
 def _read_box(data: Mapping[str, object]) -> Box:
     cost = data["cost_ms"]
     if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float))):
         raise TypeError("a cost is a number")
+    if cost is not None and not 0 <= cost < math.inf:
+        raise TypeError("a cost is finite and not negative")
     kind, algorithm, layout, change = (_text(data[name]) for name in ("kind", "algorithm", "layout", "change"))
     if kind not in (OPERATOR, CONSTANT, LAYOUT, INPUT, OUTPUT) or change not in ("", REWRITTEN, PLANNED):
         raise TypeError("a box of no known kind")
     inputs = [(_whole(_list(pair)[0]), _text(_list(pair)[1])) for pair in _list(data["inputs"])]
     outputs = [_text(said) for said in _list(data["outputs"])]
     steps = [_read_step(step) for step in _mappings(data["steps"])]
+    if not steps:
+        raise TypeError("a box without steps")
     return Box(kind, steps, inputs, outputs, None if cost is None else float(cost), algorithm, layout, change)
 
 

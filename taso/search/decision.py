@@ -34,6 +34,8 @@ from taso.search.verify import Check, Feeds, Timing, check_program, compare, con
 
 log = logging.getLogger(__name__)
 
+CONTEST = 2
+"""Goes up when graphs are timed otherwise: verdicts from before count no more."""
 LEAST_GAIN = 1e-4
 """Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
 
@@ -405,7 +407,8 @@ def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, origina
     sizes = ",".join(f"{k}={v}" for k, v in sorted(settings.sizes.items()))
     # the original may have a plan from an earlier search; the threads may be other than those the backend measures at
     own = choices_of(graph, settings.backend.name)
-    first = f"{original.fingerprint:016x}:{sizes}:{settings.threads or ''}:{'' if own is None else _digest(own)}"
+    plan = "" if own is None else _digest(own)
+    first = f"{CONTEST}:{original.fingerprint:016x}:{sizes}:{settings.threads or ''}:{plan}"
     # the set as a whole is what was timed together
     names = [f"{f.name}:{sizes}" for f in found]
     together = hashlib.sha256(";".join(names).encode()).hexdigest()[:16] if len(names) > 1 else ""

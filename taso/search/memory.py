@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from taso.backends import aside
 from taso.graph.errors import SearchError
 
 try:
@@ -16,13 +17,15 @@ _STATM = "/proc/self/statm"
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process holds; where the system does not tell, the most that it ever held.
+    """Bytes of memory that this process holds, but for what measuring keeps (`taso.backends.aside`).
+
+    Where the system does not tell, the most that it ever held.
 
     Raises `SearchError` where neither is known.
     """
     try:
         with open(_STATM, "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") - aside.held()
     except (OSError, ValueError, AttributeError):
         if resource is None:
             raise SearchError(

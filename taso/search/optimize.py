@@ -209,8 +209,9 @@ def _picture(given: Graph, best: Graph, settings: Settings, report: Report) -> N
             )
     except KeyboardInterrupt:
         report.messages.append("interrupted before the graphs were drawn")
-    except TasoError as error:
-        log.warning("the report has no pictures of the graphs: %s", error)
+    except Exception as error:
+        # whatever a drawing fails with, the graph that was found is there
+        log.warning("the report has no pictures of the graphs: %s", error, exc_info=not isinstance(error, TasoError))
         report.messages.append(f"the graphs could not be drawn: {error}")
 
 

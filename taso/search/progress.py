@@ -22,7 +22,7 @@ def interactive() -> bool:
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    return ipython is not None and getattr(getattr(ipython, "get_ipython", lambda: None)(), "kernel", None) is not None
 
 
 @contextmanager

@@ -45,9 +45,11 @@ NARROW = {DType.FLOAT16: 2.0**-7, DType.BFLOAT16: 2.0**-4}
 """The same for graphs that hold narrower floats: eight units in the last place, for weights are rounded when folded."""
 
 
-def tolerance_of(graph: Graph) -> float:
-    """The error that is allowed for a graph: that of the narrowest float type in it."""
+def tolerance_of(graph: Graph, precision: str = FLOAT32) -> float:
+    """The error that is allowed for a graph: that of the narrowest float type in it, or of its products' precision."""
     held = {v.type.dtype for node in graph.nodes for v in node.outputs}
+    if precision == BF16:
+        held.add(DType.BFLOAT16)
     return max([TOLERANCE, *(error for dtype, error in NARROW.items() if dtype in held)])
 
 
@@ -378,7 +380,7 @@ def check_program(program: Executable, graph: Graph, feeds: Feeds, precision: st
         expected = evaluate_graph(graph, feeds, wide=True)
     except (GraphError, InputError):
         return ""
-    tolerance = max(tolerance_of(graph), NARROW[DType.BFLOAT16] if precision == BF16 else 0.0)
+    tolerance = tolerance_of(graph, precision)
     found = program(feeds)
     for name, value in graph.outputs:
         error = _program_error(np.asarray(found[name]), np.asarray(expected[name]), value.type.dtype)

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from taso.graph.errors import CallbackWarning
 from taso.search.moves import Progress as Follow
 from taso.search.moves import Statistics
@@ -37,6 +39,9 @@ class Progress:
 
 
 Callback = Callable[[Progress], object]
+
+
+_SEARCHING = ("preparing", "searching")
 
 
 class Stopped(KeyboardInterrupt):
@@ -103,6 +108,12 @@ class Watch:
         try:
             stop = self._callback(self._last)
         except KeyboardInterrupt:
+            if progress.phase not in _SEARCHING:
+                if progress.phase == "done":
+                    # nothing is left to interrupt
+                    log.warning("interrupted when all was done")
+                    return
+                raise
             stop = True
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
@@ -110,7 +121,7 @@ class Watch:
             log.warning("the callback failed and is not called again; the search goes on", exc_info=True)
             return
         # what comes after a search is the way to its result
-        if stop is True and progress.phase in ("preparing", "searching"):
+        if isinstance(stop, (bool, np.bool_)) and stop and progress.phase in _SEARCHING:
             self.stopped = True
             raise Stopped
 

@@ -90,7 +90,7 @@ def test_other_metadata_of_a_node_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["layout 0 upside-down", "join 7", "join x", "layout a plain", "nonsense", "algorithm ", "", "alone 3"]
+    "text", ["layout 0 upside-down", "join 7", "join x", "layout a plain", "layout 99 blocked", "layout -1 last", "nonsense", "algorithm ", "", "alone 3"]
 )
 def test_a_damaged_plan_is_left_out_with_a_warning(text: str, caplog: pytest.LogCaptureFixture) -> None:
     proto = taso.export_onnx(planned())
@@ -108,6 +108,15 @@ def test_a_plan_for_what_the_graph_once_was_is_not_followed() -> None:
     found.value = "join 0; algorithm none"
     graph = taso.load(proto)
     assert [j.kernel.algorithm for j in lower(graph, LOWERING, choices_of(graph, "here")).jobs] == [""]
+
+
+def test_exact_results_take_no_other_algorithm_from_a_file() -> None:
+    graph = planned()
+    graph.plans["onednn"] = graph.plans.pop("here")
+    best = taso.optimize(graph, exactness=("exact",), budget=0, progress=False)
+    plan = best.plans["onednn"]
+    assert isinstance(plan, Choices) and not plan.algorithms
+    assert isinstance(graph.plans["onednn"], Choices) and graph.plans["onednn"].algorithms
 
 
 @pytest.mark.slow

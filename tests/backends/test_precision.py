@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 import taso
 from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Kernel, Layouts, Operand, Step, choices_of
@@ -114,6 +115,33 @@ def test_what_does_not_pay_stays_in_float32() -> None:
     feeds = random_feeds(graph, {}, 0)
     exact, narrow = (taso.compile(graph, "onednn", 1, p)(feeds)["y"] for p in (FLOAT32, BF16))
     assert np.array_equal(exact, narrow)
+
+
+@needs_bf16
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize(("rows", "inner", "narrow"), [(64, 4, False), (8, 512, True)])
+def test_what_is_summed_decides_whether_a_gemm_is_rounded(transposed: int, rows: int, inner: int, narrow: bool) -> None:
+    shape = (inner, rows) if transposed else (rows, inner)
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], transA=transposed)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", [rows, 512])))
+    stored = [numpy_helper.from_array(drawn(inner, 512), "w")]
+    graph = taso.load(helper.make_model(helper.make_graph([node], "g", [x], [y], stored)))
+    feeds = random_feeds(graph, {}, 0)
+    exact, found = (taso.compile(graph, "onednn", 1, p)(feeds)["y"] for p in (FLOAT32, BF16))
+    assert (relative_error(found, exact) > 1e-5) is narrow
+
+
+@needs_bf16
+@pytest.mark.parametrize("name", ["matmul", "3x3"])
+def test_weights_beyond_bfloat16_stay_in_float32(name: str) -> None:
+    proto = taso.export_onnx(GRAPHS[name]())
+    (weight,) = proto.graph.initializer
+    values = np.frombuffer(weight.raw_data, np.float32).copy()
+    values[0] = np.finfo(np.float32).min
+    weight.raw_data = values.tobytes()
+    graph = taso.load(proto)
+    feeds = {k: np.zeros_like(v) for k, v in random_feeds(graph, {}, 0).items()}
+    assert np.isfinite(taso.compile(graph, "onednn", 1, BF16)(feeds)["y"]).all()
 
 
 @needs_bf16

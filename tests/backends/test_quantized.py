@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,6 +19,7 @@ from taso.backends.onednn import quantized
 from taso.backends.onednn.executor import Program
 from taso.graph.evaluate import evaluate_graph
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 Array = NDArray[np.generic]
 Values = dict[str, Array]
 
@@ -184,6 +190,61 @@ def test_a_processor_whose_sums_saturate_leaves_it_to_the_definition(monkeypatch
     feeds, constants = {"x": whole(rng, np.uint8, 4, 8)}, {"w": whole(rng, np.int8, 8, 6)}
     ours, defined, _, program = run(model("MatMulInteger", feeds, constants, "x w", TensorProto.INT32), feeds)
     assert not own(program) and np.array_equal(ours, defined)
+
+
+@pytest.mark.parametrize("inner", [600, 4096])
+def test_sums_of_more_than_24_bits_are_exact(inner: int) -> None:
+    rng = np.random.default_rng(8)
+    x, w = np.full((8, inner), 255, np.uint8), np.full((inner, 32), 127, np.int8)
+    x[:, 0], w[0] = np.arange(1, 9), 1
+    w[1] = rng.integers(-100, 100, 32)
+    proto = model("MatMulInteger", {"x": x}, {"w": w, "xz": np.array(7, np.uint8)}, "x w xz", TensorProto.INT32)
+    ours, defined, theirs, program = run(proto, {"x": x})
+    assert np.abs(ours).max() > 1 << 24
+    assert own(program) and np.array_equal(ours, defined) and np.array_equal(ours, theirs)
+    image = np.full((1, inner // 9, 5, 5), 255, np.uint8)
+    image[0, 0] = np.arange(25).reshape(5, 5)
+    kernel = np.full((8, inner // 9, 3, 3), 127, np.int8)
+    attrs: dict[str, object] = {"pads": [1, 1, 1, 1]}
+    constants: Values = {"w": kernel, "xz": np.array(7, np.uint8)}
+    ours, defined, theirs, _ = run(
+        model("ConvInteger", {"x": image}, constants, "x w xz", TensorProto.INT32, attrs), {"x": image}
+    )  # fmt: skip
+    assert np.array_equal(ours, defined) and np.array_equal(ours, theirs)
+
+
+SHARED = """
+import numpy as np, taso
+from onnx import TensorProto as T, helper as h, numpy_helper as n
+w = np.random.default_rng(0).integers(-128, 128, (64, 48)).astype(np.int8)
+nodes = [h.make_node("MatMulInteger", ["u", "w", "z"], ["a"]), h.make_node("MatMulInteger", ["s", "w"], ["b"])]
+given = [h.make_tensor_value_info("u", T.UINT8, [5, 64]), h.make_tensor_value_info("s", T.INT8, [5, 64])]
+made = [h.make_tensor_value_info(k, T.INT32, [5, 48]) for k in "ab"]
+stored = [n.from_array(w, "w"), n.from_array(np.array(128, np.uint8), "z")]
+opsets = [h.make_opsetid("", 19)]
+proto = h.make_model(h.make_graph(nodes, "g", given, made, stored), opset_imports=opsets, ir_version=9)
+rng = np.random.default_rng(1)
+u, s = rng.integers(0, 256, (5, 64)).astype(np.uint8), rng.integers(-128, 128, (5, 64)).astype(np.int8)
+found = taso.compile(taso.load(proto), "onednn", 1)({"u": u, "s": s})
+assert np.array_equal(found["a"], (u.astype(int) - 128) @ w.astype(int))
+assert np.array_equal(found["b"], s.astype(int) @ w.astype(int))
+"""
+
+
+@pytest.mark.parametrize("isa", ["AVX2_VNNI", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX2", "ALL"])
+def test_products_of_different_data_share_weights_and_not_what_was_summed_for_one_of_them(isa: str) -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", SHARED], check=True, env=environment)
+
+
+def test_a_scalar_is_rounded_to_8_bits_and_back() -> None:
+    constants: Values = {"s": np.array(0.1, np.float32), "z": np.array(5, np.uint8)}
+    x = np.array(3.3, np.float32)
+    ours, defined, _, _ = run(model("QuantizeLinear", {"x": x}, constants, "x s z", TensorProto.UINT8), {"x": x})
+    assert ours.shape == () and ours == defined == 38
+    q = np.array(38, np.uint8)
+    ours, defined, _, _ = run(model("DequantizeLinear", {"x": q}, constants, "x s z", TensorProto.FLOAT), {"x": q})
+    assert ours.shape == () and ours == defined
 
 
 def test_a_zero_point_that_is_left_out_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,8 @@ def test_an_interrupt_in_the_middle_gives_the_best_so_far() -> None:
         assert_same_outputs(graph, best)
         assert best.report.cost_after <= best.report.cost_before
         if best.report.cost_before:
-            assert best.report.stopped == "interrupted"
+            drawn = "interrupted before the graphs were drawn" in best.report.messages
+            assert best.report.stopped == "interrupted" or drawn
         else:
             assert "interrupted" in best.report.decision
         found.add(len(best.report.rewrites))

@@ -51,7 +51,6 @@ NAME = "onednn"
 """The backend's name, by which a graph knows what was chosen for it."""
 
 
-
 def name_of(precision: str) -> str:
     """The backend's name when it computes in that precision."""
     return NAME if precision == FLOAT32 else f"{NAME} {precision}"

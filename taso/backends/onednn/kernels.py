@@ -6,6 +6,7 @@ oneDNN fuses well, the rest in place behind it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,9 @@ from taso.graph.ops.pooling import pool_settings
 from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType, TensorType
 
-KERNEL_FORMAT = 4
+log = logging.getLogger(__name__)
+
+KERNEL_FORMAT = 5
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 BY_DEFINITION = "evaluated:"
@@ -142,8 +145,14 @@ def design(
     empty = any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results))
     if not (careful or empty):
         try:
-            narrow = precision == BF16 and not kernel.algorithm
-            designer = _Designer(kernel, layouts, supply, in_place, narrow)
+            if precision == BF16 and not kernel.algorithm and narrows(kernel):
+                try:
+                    designer = _Designer(kernel, layouts, supply, in_place, True)
+                    designer.run()
+                    return designer.recipe
+                except Unimplemented as reason:
+                    log.debug("in float32 after all: %s", reason)
+            designer = _Designer(kernel, layouts, supply, in_place)
             designer.run()
             return designer.recipe
         except Unimplemented as reason:
@@ -173,10 +182,12 @@ def narrows(kernel: Kernel) -> bool:
         return step.attrs.int("group") == 1 and x[1] >= _LEAST_INNER and w[0] >= _LEAST_INNER
     if len(x) < 2 or len(w) < 2:
         return False
-    return math.prod(w) >= _LEAST_INNER**2 and x[-1] >= _LEAST_INNER
+    inner = x[0] if step.op.name == "Gemm" and step.attrs.int("transA") else x[-1]
+    return math.prod(w) >= _LEAST_INNER**2 and inner >= _LEAST_INNER
 
 
 _PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
+_MOST_BF16 = (2 - 2.0**-7) * 2.0**127
 _LEAST_INNER = 16
 """Elements of a sum below which a product is left in float32."""
 
@@ -523,14 +534,16 @@ class _Designer:
             return self.conv_in_tiles(step, followers)
         x = self.operand(step, 0)
         pairs = [(x.layout, self.out.layout), (self.out.layout,) * 2, (LAST, LAST), (PLAIN, PLAIN)]
-        dtypes = (DataType.BF16, _F32) if self.narrow and narrows(self.kernel) else (_F32,)
-        if dtypes[0] is not _F32 and self.layouts.innermost:
-            pairs.insert(0, (LAST, LAST))
-        for dtype in dtypes:
-            for source, target in dict.fromkeys(pairs):
-                stem = self.conv_stem(step, source, target, dtype)
-                if stem is not None:
-                    return self.emit(stem, followers)
+        dtype = _F32
+        if self.narrow:
+            self.check_narrow(step)
+            dtype = DataType.BF16
+            if self.layouts.innermost:
+                pairs.insert(0, (LAST, LAST))
+        for source, target in dict.fromkeys(pairs):
+            stem = self.conv_stem(step, source, target, dtype)
+            if stem is not None:
+                return self.emit(stem, followers)
         raise Unimplemented("oneDNN has no fast convolution of these sizes")
 
     def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
@@ -655,7 +668,9 @@ class _Designer:
         """The matmul of operands 0 and 1 of `step` as these descriptors read them."""
         dst, index = MemoryDesc.plain(out, _F32), self.index(step, 1)
         constant = self.kernel.operands[index].constant
-        narrow = self.narrow and narrows(self.kernel)
+        narrow = self.narrow
+        if narrow:
+            self.check_narrow(step)
         # what changes with every run oneDNN rounds as it goes
         src = MemoryDesc.plain(a.dims, DataType.BF16) if narrow and constant else a
         loose = MemoryDesc.any(b.dims, src.dtype) if constant else b
@@ -675,6 +690,14 @@ class _Designer:
         if posts is not None:
             stem.posts, stem.post_places = posts.ops, posts.places
         self.emit(stem, followers)
+
+    def check_narrow(self, step: Step) -> None:
+        """Raises `Unimplemented` for weights that are finite and would be infinite in bfloat16."""
+        index = self.index(step, 1)
+        if self.kernel.operands[index].constant and self.kernel.operands[index].type.size:
+            values = self.supply.array(index)
+            if max(float(values.max()), -float(values.min())) > _MOST_BF16:
+                raise Unimplemented("weights beyond what bfloat16 holds")
 
     def rounded(self, index: int, desc: MemoryDesc, wanted: MemoryDesc) -> Place:
         """The place of an operand in another element type, changed into it where it has not got it."""

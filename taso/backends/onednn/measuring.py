@@ -11,12 +11,14 @@ import functools
 import math
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taso.backends import aside
 from taso.backends.base import Array
 from taso.backends.lowering import Kernel, Lowering, Operand
 from taso.backends.onednn.kernels import NotInPlace, design
@@ -139,25 +141,29 @@ class Sweeps:
     def __init__(self) -> None:
         self._read: Bytes | None = None
         self._made: dict[int, Call] = {}
+        self._lock = threading.Lock()
 
     def release(self) -> None:
         """Gives the memory back; the next sweep takes it anew."""
-        self._read = None
-        self._made.clear()
+        with self._lock:
+            self._read = None
+            self._made.clear()
 
     def of(self, size: int) -> Call:
         """One that reads so many bytes."""
-        if self._read is None:
-            self._read = zeroed(_MOST_SWEPT)
-            # pages that nobody has written to are all one
-            self._read.fill(1)
-        if size not in self._made:
-            rows = size // (4 * _ROW)
-            source = MemoryDesc.strided((rows, _ROW), DataType.F32, (_ROW, 1))
-            target = MemoryDesc.strided((rows, 1), DataType.F32, (1, 1))
-            memory = Memory(source, self._read.ctypes.data, self._read)
-            self._made[size] = _bound(reduction(source, target, "max"), memory, Memory.allocate(target))
-        return self._made[size]
+        with self._lock:
+            if self._read is None:
+                self._read = zeroed(_MOST_SWEPT)
+                # pages that nobody has written to are all one
+                self._read.fill(1)
+                aside.set_aside(self._read)
+            if size not in self._made:
+                rows = size // (4 * _ROW)
+                source = MemoryDesc.strided((rows, _ROW), DataType.F32, (_ROW, 1))
+                target = MemoryDesc.strided((rows, 1), DataType.F32, (1, 1))
+                memory = Memory(source, self._read.ctypes.data, self._read)
+                self._made[size] = _bound(reduction(source, target, "max"), memory, Memory.allocate(target))
+            return self._made[size]
 
 
 def _write(block: Bytes, values: Bytes) -> Call:

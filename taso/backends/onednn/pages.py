@@ -7,6 +7,7 @@ the processor stops fetching ahead at its end; on pages of 2 MiB neither matters
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 64
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _LARGE_PAGE = 2 << 20
 _RESERVED = 64 << 20
 """Bytes of address space of a reservation; memory is taken only where something is written."""
@@ -50,13 +51,17 @@ class _Stretch:
         self.__array_interface__ = {
             "version": 3, "shape": (size,), "typestr": "|u1", "data": (reservation.address + start, False),
         }  # fmt: skip
+        # arrays hold this, and this the memory
+        self._memory = reservation.memory
         weakref.finalize(self, _give_back, reservation.memory, start, start + size).atexit = False
 
 
 def _give_back(memory: mmap.mmap, start: int, stop: int) -> None:
     first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
     if last > first:
-        memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        # locked memory stays where it is, as long as the reservation does
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 _current: _Reservation | None = None

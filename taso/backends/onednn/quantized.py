@@ -20,7 +20,7 @@ from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes
 from taso.backends.onednn.library import library
 from taso.backends.onednn.memory import DataType, MemoryDesc
-from taso.backends.onednn.places import OPERAND, RESULT, Block, Place, describe, lay_out, plain_spec
+from taso.backends.onednn.places import OPERAND, RESULT, ArraySpec, Block, Place, describe, lay_out, plain_spec
 from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
 from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe
 from taso.graph.ops.linear import conv_settings
@@ -153,6 +153,13 @@ class _Product:
         except KeyError as missing:
             raise Unimplemented(f"products of {missing.args[0].name}") from None
 
+    def check_sums(self, values: Integers, axis: int) -> None:
+        """Raises `Unimplemented` where a sum may have more bits than float32, which zero points take oneDNN through."""
+        others = tuple(a for a in range(values.ndim) if a != axis % values.ndim)
+        largest = int(np.abs(values).sum(axis=others, dtype=np.int64).max(initial=0)) * 255
+        if self.at.y_scale is None and self.zeros and largest >= 1 << 24:
+            raise Unimplemented("sums of more than 24 bits with a zero point")
+
     # ── launches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, primitive: Primitive, arguments: dict[int, Place]) -> None:
@@ -170,7 +177,9 @@ class _Product:
 
         index = self.host.index(self.step, self.at.w)
         zero = self.vector(self.at.w_zero, 0)
-        return self.host.keep(index, f"int8 less {zero.tolist()} as {wanted.key}", make)
+        # behind them oneDNN keeps their sums for data of int8 and for zero points of data, of which keys say nothing
+        sums = f"for {self.x.type.dtype.name}{' with a zero point' if self.zeros else ''}"
+        return self.host.keep(index, f"int8 less {zero.tolist()} {sums} as {wanted.key}", make)
 
     # ── convolutions ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,6 +192,7 @@ class _Product:
         if groups > 1:
             plain = p.convolution_weights(plain, groups)
         self.quantization(3 if groups > 1 else 1)
+        self.check_sums(values, 0)
         bias = self.bias(w[0])
         src, dst = describe(x, LAST, 1, source), describe(y, LAST, 1, target)
         primitive = p.convolution(
@@ -223,6 +233,7 @@ class _Product:
         values = self.weights(-1)
         rows, inner, columns = int(np.prod(x[:-1])), w[0], w[1]
         self.quantization(2)
+        shift = self.without_zero(values) if self.at.y_scale is None else None
         plain = MemoryDesc.plain((inner, columns), DataType.S8)
         primitive = p.matmul(
             MemoryDesc.plain((rows, inner), source), plain.with_any_layout(), MemoryDesc.plain((rows, columns), target),
@@ -232,6 +243,28 @@ class _Product:
             p.SRC: Place(OPERAND, self.host.index(self.step, self.at.x)), p.DST: Place(RESULT),
             p.WEIGHTS: self.laid_out(values, plain, primitive.weights_desc()),
         })  # fmt: skip
+        if shift is not None:
+            self.subtract(shift, rows, columns)
+
+    def without_zero(self, values: Integers) -> Integers | None:
+        """What the data's zero point adds to each column, where oneDNN is not to deal with it: it would in float32."""
+        zero = int(self.single(self.at.x_zero, 0))
+        if not zero:
+            return None
+        self.zeros.clear()
+        self.extra.clear()
+        total = values.sum(axis=0, dtype=np.int64) * zero
+        # sums of 32 bits wrap, as those of the definition do
+        found: Integers = total.astype(np.int32)
+        return found
+
+    def subtract(self, shift: Integers, rows: int, columns: int) -> None:
+        spec = ArraySpec(Place(RESULT), np.dtype(np.int32), (rows, columns), (4 * columns, 4))
+
+        def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+            np.subtract(inputs[0], shift, out=outs[0])
+
+        self.host.recipe.launches.append(ArrayLaunch("numpy:Sub", run, (spec,), (spec,)))
 
 
 # ── into 8 bits and out of them ──────────────────────────────────────────────────────────────────────────────────
@@ -246,7 +279,8 @@ def quantize(host: Host, step: Step) -> None:
     low, high = (0, 255) if out.type.dtype is DType.UINT8 else (-128, 127)
 
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-        scaled = np.divide(inputs[0], scale)
+        scaled = np.empty(inputs[0].shape, np.float32)
+        np.divide(inputs[0], scale, out=scaled)
         np.rint(scaled, out=scaled)
         np.add(scaled, zero, out=scaled)
         np.clip(scaled, low, high, out=scaled)
@@ -264,7 +298,7 @@ def dequantize(host: Host, step: Step) -> None:
     zero = _spread(host, step, 2, x.type, 0, np.int32)
 
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-        np.multiply(np.subtract(inputs[0], zero, dtype=np.int32), scale, out=outs[0], casting="unsafe")
+        np.multiply(np.subtract(inputs[0], zero, dtype=np.int32).astype(np.float32), scale, out=outs[0])
 
     _by_numpy(host, step, run)
 

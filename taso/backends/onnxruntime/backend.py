@@ -16,7 +16,7 @@ from taso.graph.graph import Graph
 from taso.graph.operator import Trait
 from taso.graph.types import DType, TensorType
 
-FORMAT = 1
+FORMAT = 2
 """Grows with every change of what is measured as a kernel, or how."""
 
 _SECONDS: dict[tuple[int, tuple[object, ...]], float] = {}
