@@ -90,8 +90,12 @@ def test_other_metadata_of_a_node_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["layout 0 upside-down", "join 7", "join x", "layout a plain", "layout 99 blocked", "layout -1 last", "nonsense", "algorithm ", "", "alone 3"]
-)
+    "text",
+    [
+        "layout 0 upside-down", "join 7", "join x", "layout a plain", "layout 99 blocked", "layout -1 last", "nonsense",
+        "algorithm ", "", "alone 3",
+    ],
+)  # fmt: skip
 def test_a_damaged_plan_is_left_out_with_a_warning(text: str, caplog: pytest.LogCaptureFixture) -> None:
     proto = taso.export_onnx(planned())
     (found,) = proto.graph.node[0].metadata_props

@@ -216,18 +216,24 @@ def test_sums_of_more_than_24_bits_are_exact(inner: int) -> None:
 SHARED = """
 import numpy as np, taso
 from onnx import TensorProto as T, helper as h, numpy_helper as n
-w = np.random.default_rng(0).integers(-128, 128, (64, 48)).astype(np.int8)
-nodes = [h.make_node("MatMulInteger", ["u", "w", "z"], ["a"]), h.make_node("MatMulInteger", ["s", "w"], ["b"])]
-given = [h.make_tensor_value_info("u", T.UINT8, [5, 64]), h.make_tensor_value_info("s", T.INT8, [5, 64])]
-made = [h.make_tensor_value_info(k, T.INT32, [5, 48]) for k in "ab"]
-stored = [n.from_array(w, "w"), n.from_array(np.array(128, np.uint8), "z")]
+rng = np.random.default_rng(0)
+w, f = (rng.integers(-128, 128, s).astype(np.int8) for s in ((64, 48), (32, 16, 3, 3)))
+u, s = rng.integers(0, 256, (5, 64)).astype(np.uint8), rng.integers(-128, 128, (5, 64)).astype(np.int8)
+i, j = rng.integers(0, 256, (1, 16, 6, 6)).astype(np.uint8), rng.integers(-128, 128, (1, 16, 6, 6)).astype(np.int8)
+nodes = [
+    h.make_node("MatMulInteger", ["u", "w", "z"], ["a"]), h.make_node("MatMulInteger", ["s", "w"], ["b"]),
+    h.make_node("ConvInteger", ["i", "f", "z"], ["c"]), h.make_node("ConvInteger", ["j", "f"], ["d"]),
+]
+feeds = {"u": u, "s": s, "i": i, "j": j}
+given = [h.make_tensor_value_info(k, h.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()]
+made = [h.make_tensor_value_info(k, T.INT32, None) for k in "abcd"]
+stored = [n.from_array(w, "w"), n.from_array(f, "f"), n.from_array(np.array(128, np.uint8), "z")]
 opsets = [h.make_opsetid("", 19)]
 proto = h.make_model(h.make_graph(nodes, "g", given, made, stored), opset_imports=opsets, ir_version=9)
-rng = np.random.default_rng(1)
-u, s = rng.integers(0, 256, (5, 64)).astype(np.uint8), rng.integers(-128, 128, (5, 64)).astype(np.int8)
-found = taso.compile(taso.load(proto), "onednn", 1)({"u": u, "s": s})
-assert np.array_equal(found["a"], (u.astype(int) - 128) @ w.astype(int))
-assert np.array_equal(found["b"], s.astype(int) @ w.astype(int))
+found = taso.compile(taso.load(proto), "onednn", 1)(feeds)
+wanted = taso.compile(taso.load(proto), "reference")(feeds)
+for k, v in wanted.items():
+    assert np.array_equal(found[k], v), k
 """
 
 
