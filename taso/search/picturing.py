@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from taso.backends.lowering import PLAIN, Choices, Job, Kernel, Lowering, Operand, choices_of, is_view, lower
-from taso.graph.errors import TasoError
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.picture import OPERATOR, PLANNED, REWRITTEN, Box, Drawing, Picture, counterparts, drawn
 
@@ -64,14 +63,14 @@ class _Changes:
 
 
 def _nodes(job: Job) -> list[Node]:
-    """The nodes that a kernel runs: found from its last one, for each step names the input by which it is entered."""
-    nodes = [job.results[0].node]
-    for number in range(len(job.kernel.steps) - 1, 0, -1):
-        entered = nodes[0].inputs[job.kernel.steps[number].inputs.index(-number)]
-        if entered is None:
-            raise TasoError(f"{nodes[0]!r} is entered by an input that it has not got")
-        nodes.insert(0, entered.node)
-    return nodes
+    """The nodes that a kernel runs, producers first: all between its operands and its result."""
+    given, found, waiting = set(job.operands), dict[Node, None](), [job.results[0].node]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting += [v.node for v in node.inputs if v is not None and v not in given and not v.node.constant]
+    return sorted(found, key=lambda n: n.guid)
 
 
 # ── before and after ─────────────────────────────────────────────────────────────────────────────────────────────
