@@ -27,7 +27,7 @@ from taso.search.explain import Explainer, Names, Question, questions
 from taso.search.frugal import frugal
 from taso.search.picturing import before_and_after
 from taso.search.planning import cost_of
-from taso.search.progress import progress_line
+from taso.search.progress import busy, progress_line
 from taso.search.result import Report, Rewrite
 from taso.search.settings import Settings
 from taso.search.state import Setting, State, initial_state
@@ -265,7 +265,7 @@ def _best_body(graph: Graph, settings: Settings, report: Report) -> Graph:
 
 def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     started = time.perf_counter()
-    with settings.clock("preparing"):
+    with settings.clock("preparing"), busy("costing the graph", settings.progress):
         prepared = prepare(graph, settings)
     names = Names(graph, prepared.classes, prepared.state)
     asked = questions(settings.explain, names, settings.rules)
@@ -287,7 +287,7 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
     _explain(report, Explainer(names, outcome, limits, settings.rules), asked, settings)
     try:
         settings.watch.enter("planning")
-        with settings.clock("planning"):
+        with settings.clock("planning"), busy("planning the best graphs", settings.progress):
             left = _left(settings.limits.time_limit, started)
             found = finalists(graph, outcome, prepared.classes, prepared.costs, settings, report, left)
         _tell_costs(report, prepared)
@@ -295,7 +295,8 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
             report.decision = _nothing_found(limits, outcome, settings)
             return graph
         settings.watch.enter("comparing")
-        return decide(graph, found, settings, outcome.initial, report)
+        with busy("comparing and timing the best graphs", settings.progress):
+            return decide(graph, found, settings, outcome.initial, report)
     except Exception as error:
         # whatever a kernel fails with when it runs
         log.warning("the optimized graph could not be used: %s", error, exc_info=not isinstance(error, TasoError))

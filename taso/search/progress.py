@@ -45,6 +45,26 @@ def progress_line(budget: int, wanted: bool | None = None) -> Iterator[Progress 
 
 
 @contextmanager
+def busy(doing: str, wanted: bool | None = None) -> Iterator[None]:
+    """Says what is going on as long as it does, where somebody is looking."""
+    if not (interactive() if wanted is None else wanted):
+        yield
+    elif in_notebook():
+        display = importlib.import_module("IPython.display")
+        handle = display.display(display.HTML(f"<span>taso: {safe(doing)} …</span>"), display_id=True)
+        try:
+            yield
+        finally:
+            handle.update(display.HTML(""))
+    else:
+        from rich.console import Console
+
+        # seldom, for what is going on may be a measurement
+        with Console(stderr=True).status(f"taso: {doing}", refresh_per_second=1):
+            yield
+
+
+@contextmanager
 def _terminal_line(budget: int) -> Iterator[Callable[[int, str], None]]:
     # rich costs more to import than taso itself and is needed by those who look only
     from rich.console import Console

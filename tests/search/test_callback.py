@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import taso
 from taso.search import watching
 from taso.search.moves import Statistics
+from taso.search.progress import busy
 
 PACKAGE = Path(taso.__file__).parent
 
@@ -161,3 +164,24 @@ def test_optimizing_says_nothing_on_stdout_and_logs_where_asked() -> None:
     ]
     assert [s.stdout for s in said] == ["", ""]
     assert ":taso." in said[1].stderr
+
+
+def test_whoever_looks_is_told_of_all_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def noted(doing: str, wanted: bool | None = None) -> Iterator[None]:
+        said.append(doing)
+        yield
+
+    monkeypatch.setattr("taso.search.optimize.busy", noted)
+    made = taso.new_graph()
+    made.relu(made.relu(made.new_input(dims=(4, 4))))
+    assert taso.optimize(made, backend="reference").report.changed
+    assert [word.split()[0] for word in said] == ["costing", "planning", "comparing"]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_is_going_on_is_said_where_somebody_looks_and_an_error_passes(wanted: bool) -> None:
+    with pytest.raises(ZeroDivisionError), busy("dividing", wanted):
+        1 / 0
