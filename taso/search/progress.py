@@ -46,22 +46,15 @@ def progress_line(budget: int, wanted: bool | None = None) -> Iterator[Progress 
 
 @contextmanager
 def busy(doing: str, wanted: bool | None = None) -> Iterator[None]:
-    """Says what is going on as long as it does, where somebody is looking."""
-    if not (interactive() if wanted is None else wanted):
+    """Says what is going on as long as it does, on a terminal; a notebook shows by itself that a cell is at work."""
+    if in_notebook() or not (interactive() if wanted is None else wanted):
         yield
-    elif in_notebook():
-        display = importlib.import_module("IPython.display")
-        handle = display.display(display.HTML(f"<span>taso: {safe(doing)} …</span>"), display_id=True)
-        try:
-            yield
-        finally:
-            handle.update(display.HTML(""))
-    else:
-        from rich.console import Console
+        return
+    from rich.console import Console
 
-        # seldom, for what is going on may be a measurement
-        with Console(stderr=True).status(f"taso: {doing}", refresh_per_second=1):
-            yield
+    # seldom, for what is going on may be a measurement
+    with Console(stderr=True).status(f"taso: {doing}", refresh_per_second=1):
+        yield
 
 
 @contextmanager
