@@ -1,4 +1,4 @@
-"""The models that benchmarks speak of by name: ONNX files, those of the onnx package, and the examples."""
+"""The models that benchmarks speak of by name: ONNX files, the suite's, those of the onnx package, and the examples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ EXAMPLES = (
 
 
 def load(name: str) -> taso.Graph:
-    """`light:resnet50` is a model of the onnx package with seeded weights, `example:nasrnn` ours, else a path."""
+    """`light:resnet50` is a model of the onnx package with seeded weights, `example:nasrnn` ours, `zoo:vgg16` of the
+    suite (benchmarks/zoo.py), all else a path.
+    """
     kind, _, rest = name.partition(":")
     if kind == "light":
         sys.path.insert(0, str(ROOT / "tests"))
         return taso.load(importlib.import_module("graph.models").seeded_light(rest))
+    if kind == "zoo":
+        return taso.load(importlib.import_module("zoo").build(rest))
     if kind == "example":
         sys.path.insert(0, str(ROOT / "examples"))
         graph = taso.new_graph()

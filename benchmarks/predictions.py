@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models import EXAMPLES, load
+from zoo import ZOO
 
 import taso
 from taso.backends.costs import CostDatabase
@@ -45,7 +46,8 @@ BACKENDS = ("onednn", "onnxruntime")
 LIGHT = (
     "resnet50", "squeezenet", "shufflenet", "inception_v1", "inception_v2", "densenet121", "vgg19", "bvlc_alexnet",
 )  # fmt: skip
-MODELS = (*(f"example:{name}" for name in EXAMPLES), *(f"light:{name}" for name in LIGHT))
+KINDS = {"zoo": tuple(ZOO), "example": EXAMPLES, "light": LIGHT}
+MODELS = tuple(f"{kind}:{name}" for kind, names in KINDS.items() for name in names)
 LEAST_RUNS = 12
 MOST_RUNS = 1000
 
@@ -220,7 +222,7 @@ def _pairs(found: Sequence[Graph]) -> tuple[list[float], list[float]]:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=MODELS, help="light:NAME, example:NAME or a file (default: all)")
+    parser.add_argument("models", nargs="*", default=MODELS, help="zoo:, light: or example:NAME, or a file (all)")
     parser.add_argument("--backends", nargs="+", default=BACKENDS, help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of whole runs of each graph (default: %(default)s)")
