@@ -109,22 +109,16 @@ class CostDatabase:
 
     def verdict(self, device: str, original: str, best: str) -> tuple[float, float, float, float] | None:
         """An earlier comparison of two graphs: seconds of each, and the ends of the interval of their ratio."""
-        with self._lock:
-            row = self._query(
-                "select original_seconds, best_seconds, low, high from verdict"
-                " where device=? and original=? and best=?",
-                device, original, best,
-            )  # fmt: skip
-        return None if row is None else (float(row[0]), float(row[1]), float(row[2]), float(row[3]))
+        return self._four("original_seconds, best_seconds, low, high from verdict", device, original, best)
 
     def spread(self, device: str, original: str, best: str) -> tuple[float, float, float, float] | None:
         """Quartiles of the seconds that an earlier comparison measured: two of the original, two of the best."""
+        return self._four("original_lower, original_upper, best_lower, best_upper from spread", device, original, best)
+
+    def _four(self, what: str, *keys: str) -> tuple[float, float, float, float] | None:
+        """Four numbers that are kept of two graphs on a device."""
         with self._lock:
-            row = self._query(
-                "select original_lower, original_upper, best_lower, best_upper from spread"
-                " where device=? and original=? and best=?",
-                device, original, best,
-            )  # fmt: skip
+            row = self._query(f"select {what} where device=? and original=? and best=?", *keys)
         return None if row is None else (float(row[0]), float(row[1]), float(row[2]), float(row[3]))
 
     def keep_spread(self, device: str, original: str, best: str, quartiles: tuple[float, float, float, float]) -> None:

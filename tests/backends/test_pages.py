@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import sys
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import taso
 from taso.backends import aside
 from taso.backends.onednn import pages
+from taso.backends.onednn.executor import Program, StaticProgram
 from taso.backends.onednn.pages import zeroed
 
 
@@ -88,3 +91,28 @@ def test_memory_goes_back_to_the_system_while_its_neighbours_are_in_use() -> Non
     gc.collect()
     assert resident() - before < 2 * size
     assert not any(n.any() for n in neighbours)
+
+
+@pytest.mark.skipif(not pages._HAS_LARGE_PAGES, reason="asks for large pages, which only Linux gives")
+def test_a_program_and_its_weights_ask_for_large_pages() -> None:
+    def asked(address: int) -> bool:
+        """Whether the mapping that holds an address is one for which large pages were asked (`hg` in its flags)."""
+        inside = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            first, _, rest = line.partition(" ")
+            if "-" in first and not first.endswith(":"):
+                start, stop = (int(part, 16) for part in first.split("-"))
+                inside = start <= address < stop
+            elif inside and first == "VmFlags:":
+                return "hg" in rest.split()
+        return False
+
+    graph = taso.new_graph()
+    x = graph.new_input(dims=(64, 512))
+    graph.matmul(x, graph.new_weight(dims=(512, 512)))
+    program = taso.compile(graph, "onednn", 1)
+    assert isinstance(program, Program) and isinstance(program._fixed, StaticProgram)
+    arena, (weights,), *_ = program._fixed._kept
+    assert isinstance(arena, np.ndarray) and asked(arena.ctypes.data) and asked(weights.address)
+    # memory for which nobody asked, in a mapping of its own
+    assert not asked(np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8).ctypes.data)

@@ -14,7 +14,7 @@ import taso
 from taso.graph.errors import InputError
 from taso.search import optimize as search
 from taso.search.optimize import Settings
-from taso.search.verify import NaNWarning, compare, median_interval, race, random_feeds, relative_error
+from taso.search.verify import NaNWarning, compare, contest, median_interval, race, random_feeds, relative_error
 
 
 def identity_of(build: object) -> tuple[taso.Graph, taso.Graph]:
@@ -242,3 +242,25 @@ def test_a_graph_that_is_not_shown_to_be_faster_is_not_taken(formula_backend: Fo
     returned, report = search.optimize(graph, Settings(Slower(), [rule("Identity(x) => x")], database()))
     assert report.measured_before is not None and report.ratio_low is not None
     assert (returned is graph) == (report.ratio_low <= 1.0) == (not report.changed)
+
+
+def test_what_others_leave_in_the_caches_is_no_part_of_a_contest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, last = [0.0], [0]
+
+    class Cold:
+        """Takes five times as long when another one has run before."""
+
+        kernels, peak_bytes = 1, 0
+
+        def __init__(self, number: int, seconds: float) -> None:
+            self.number, self.seconds = number, seconds
+
+        def __call__(self, feeds: object) -> dict[str, np.ndarray]:
+            now[0] += self.seconds * (1 if last[0] == self.number else 5)
+            last[0] = self.number
+            return {}
+
+    monkeypatch.setattr("taso.search.verify.time.perf_counter", lambda: now[0])
+    timing, other = contest(Cold(1, 2e-3), [Cold(2, 1e-3), Cold(3, 4e-3)], {})
+    assert (timing.original, timing.best) == pytest.approx((2e-3, 1e-3)) and timing.faster
+    assert other.best == pytest.approx(4e-3) and not other.faster

@@ -36,8 +36,7 @@ class OneDNNBackend:
 
     def __init__(self, threads: int | None = None, precision: str = FLOAT32) -> None:
         self._library = library()
-        self.precision = checked_precision(precision, self._library.isa)
-        self.name = name_of(precision)
+        self.name = name_of(checked_precision(precision, self._library.isa))
         self._sweeps = Sweeps()
         self.threads = checked_threads(threads) if threads is not None else self._library.get_max_threads()
         # vectors of 16 floats, or 8: a block of channels is one
@@ -54,7 +53,7 @@ class OneDNNBackend:
         parts = (
             processor(), self._library.isa, f"oneDNN {self._library.version_string}", f"{self.threads} threads",
             f"block {self.lowering.layouts.block}", f"kernels {KERNEL_FORMAT}", f"measured {METHOD}",
-            *([] if self.precision == FLOAT32 else [self.precision]),
+            *([] if self.lowering.precision == FLOAT32 else [self.lowering.precision]),
         )  # fmt: skip
         return "; ".join(parts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -295,11 +295,14 @@ class _Designer:
 
     # ── launches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def launch(self, primitive: Primitive, arguments: dict[int, Place]) -> None:
+    def launch(
+        self, primitive: Primitive, arguments: dict[int, Place], extra: Mapping[int, MemoryDesc] | None = None
+    ) -> None:
+        """`extra` describes arguments of which the primitive says nothing itself."""
         if p.SCRATCHPAD in primitive.arguments:
             size = primitive.arguments[p.SCRATCHPAD].size
             arguments = {**arguments, p.SCRATCHPAD: self.recipe.add_scratch(size)}
-        self.recipe.launches.append(PrimitiveLaunch(primitive, arguments))
+        self.recipe.launches.append(PrimitiveLaunch(primitive, arguments, extra or {}))
 
     def reorder(self, source: MemoryDesc, at: Place, target: MemoryDesc, to: Place) -> None:
         self.launch(p.reorder(source, target), {p.SRC: at, p.DST: to})
@@ -501,14 +504,6 @@ class _Designer:
     def lie_plainly(self) -> bool:
         return all(o.constant or o.layout == PLAIN for o in (*self.kernel.operands, *self.kernel.results))
 
-    def values(self, index: int) -> Array:
-        """The values of a constant operand."""
-        return self.supply.array(index)
-
-    def keep(self, index: int, label: str, make: Callable[[Array], Block]) -> Place:
-        """A constant operand as `make` makes it, once for each label."""
-        return self.constant(index, label, make)
-
     def floats(self, step: Step) -> bool:
         given = [self.kernel.operands[i] for i in step.inputs if i is not None and i >= 0]
         return all(o.type.dtype is DType.FLOAT for o in (*given, *self.kernel.results))
@@ -623,9 +618,7 @@ class _Designer:
         index, x = self.index(step, 0), self.operand(step, 0)
         if desc.dtype == _F32 and layouts_alike(self.layouts, x.type, x.layout, layout):
             return self.place(index)
-        scratch = self.recipe.add_scratch(desc.size)
-        self.reorder(describe(x.type.static_shape, x.layout, self.block), self.place(index), desc, scratch)
-        return scratch
+        return self.changed(index, describe(x.type.static_shape, x.layout, self.block), desc)
 
     def weights(self, index: int, plain: MemoryDesc, wanted: MemoryDesc, factor: float = 1.0) -> Place:
         """The place of weights in the layout that a primitive wants: laid out once where they are constant."""
@@ -635,10 +628,14 @@ class _Designer:
                 return lay_out(scaled, plain, wanted)
 
             return self.constant(index, f"weights {factor!r} {plain.key} as {wanted.key}", make)
-        if plain == wanted:
+        return self.changed(index, plain, wanted)
+
+    def changed(self, index: int, lies: MemoryDesc, wanted: MemoryDesc) -> Place:
+        """The place of an operand as `wanted` describes it, changed where it lies otherwise."""
+        if lies == wanted:
             return self.place(index)
         scratch = self.recipe.add_scratch(wanted.size)
-        self.reorder(plain, self.place(index), wanted, scratch)
+        self.reorder(lies, self.place(index), wanted, scratch)
         return scratch
 
     def matmul(self, step: Step, followers: Sequence[Step]) -> None:
@@ -677,7 +674,7 @@ class _Designer:
         bias_desc = describe((*(1 for _ in out[1:]), out[-1]), PLAIN, 1) if bias is not None else None
 
         def arguments(primitive: Primitive) -> dict[int, Place]:
-            given = {p.SRC: self.rounded(self.index(step, 0), a, src), p.DST: Place(RESULT)}
+            given = {p.SRC: self.changed(self.index(step, 0), a, src), p.DST: Place(RESULT)}
             given[p.WEIGHTS] = self.weights(index, b, primitive.weights_desc(), factor)
             if bias is not None:
                 given[p.BIAS] = self.place(bias)
@@ -698,14 +695,6 @@ class _Designer:
             values = self.supply.array(index)
             if max(float(values.max()), -float(values.min())) > _MOST_BF16:
                 raise Unimplemented("weights beyond what bfloat16 holds")
-
-    def rounded(self, index: int, desc: MemoryDesc, wanted: MemoryDesc) -> Place:
-        """The place of an operand in another element type, changed into it where it has not got it."""
-        if wanted.dtype == desc.dtype:
-            return self.place(index)
-        scratch = self.recipe.add_scratch(wanted.size)
-        self.reorder(desc, self.place(index), wanted, scratch)
-        return scratch
 
     def gemm(self, step: Step, followers: Sequence[Step]) -> None:
         alpha, beta = step.attrs.float("alpha"), step.attrs.float("beta")

@@ -7,7 +7,7 @@ must fit int8; scales and zero points must be constants. All else is left to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +20,9 @@ from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes
 from taso.backends.onednn.library import library
 from taso.backends.onednn.memory import DataType, MemoryDesc
-from taso.backends.onednn.places import OPERAND, RESULT, ArraySpec, Block, Place, describe, lay_out, plain_spec
+from taso.backends.onednn.places import RESULT, ArraySpec, Block, Place, describe, lay_out, plain_spec
 from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
-from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe
+from taso.backends.onednn.recipe import ArrayLaunch, Recipe, Supply
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType, TensorType
 
@@ -40,13 +40,17 @@ class Host(Protocol):
     kernel: Kernel
     layouts: Layouts
     recipe: Recipe
+    supply: Supply
 
     def operand(self, step: Step, position: int) -> Operand: ...
     def index(self, step: Step, position: int) -> int: ...
     def has(self, step: Step, position: int) -> bool: ...
     def place(self, index: int) -> Place: ...
-    def values(self, index: int) -> Array: ...
-    def keep(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
+    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
+    def reorder(self, source: MemoryDesc, at: Place, target: MemoryDesc, to: Place) -> None: ...
+    def launch(
+        self, primitive: Primitive, arguments: dict[int, Place], extra: Mapping[int, MemoryDesc] | None = None
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class _Product:
         index = self.host.index(self.step, position)
         if not self.host.kernel.operands[index].constant:
             raise Unimplemented("a scale or zero point that is no constant")
-        values = self.host.values(index)
+        values = self.host.supply.array(index)
         if values.ndim > 1:
             raise Unimplemented("scales and zero points of more than one axis")
         return values.reshape(-1)
@@ -114,7 +118,7 @@ class _Product:
         """Constant weights less their zero points, those of output channels along `axis`."""
         if not self.w.constant:
             raise Unimplemented("weights that are no constants")
-        values = self.host.values(self.host.index(self.step, self.at.w)).astype(np.int32)
+        values = self.host.supply.array(self.host.index(self.step, self.at.w)).astype(np.int32)
         zero = self.vector(self.at.w_zero, 0).astype(np.int32)
         if zero.size > 1:
             zero = zero.reshape([-1 if a == axis % values.ndim else 1 for a in range(values.ndim)])
@@ -165,11 +169,9 @@ class _Product:
     def launch(self, primitive: Primitive, arguments: dict[int, Place]) -> None:
         if is_slow(primitive):
             raise Unimplemented(f"oneDNN has no fast {self.step.op.name} of these sizes")
-        arguments = {**arguments, **{number: place for number, (_, place) in self.extra.items()}}
-        if p.SCRATCHPAD in primitive.arguments:
-            arguments[p.SCRATCHPAD] = self.host.recipe.add_scratch(primitive.arguments[p.SCRATCHPAD].size)
+        places = {number: place for number, (_, place) in self.extra.items()}
         descs = {number: desc for number, (desc, _) in self.extra.items()}
-        self.host.recipe.launches.append(PrimitiveLaunch(primitive, arguments, descs))
+        self.host.launch(primitive, {**arguments, **places}, descs)
 
     def laid_out(self, values: Integers, plain: MemoryDesc, wanted: MemoryDesc) -> Place:
         def make(_: Array) -> Block:
@@ -179,7 +181,7 @@ class _Product:
         zero = self.vector(self.at.w_zero, 0)
         # behind them oneDNN keeps their sums for data of int8 and for zero points of data, of which keys say nothing
         sums = f"for {self.x.type.dtype.name}{' with a zero point' if self.zeros else ''}"
-        return self.host.keep(index, f"int8 less {zero.tolist()} {sums} as {wanted.key}", make)
+        return self.host.constant(index, f"int8 less {zero.tolist()} {sums} as {wanted.key}", make)
 
     # ── convolutions ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,9 +206,10 @@ class _Product:
         arguments = {p.SRC: given, p.DST: made, p.WEIGHTS: self.laid_out(values, plain, primitive.weights_desc())}
         if bias is not None:
             arguments[p.BIAS] = bias[1]
-        self.relayout(describe(x, PLAIN, 1, source), Place(OPERAND, self.host.index(self.step, self.at.x)), src, given)
+        at = self.host.place(self.host.index(self.step, self.at.x))
+        self.host.reorder(describe(x, PLAIN, 1, source), at, src, given)
         self.launch(primitive, arguments)
-        self.relayout(dst, made, describe(y, PLAIN, 1, target), Place(RESULT))
+        self.host.reorder(dst, made, describe(y, PLAIN, 1, target), Place(RESULT))
 
     def bias(self, channels: int) -> tuple[MemoryDesc, Place] | None:
         """Whole numbers of products of the scales of data and weights, as oneDNN adds them: in float32."""
@@ -216,12 +219,6 @@ class _Product:
         values = (self.vector(self.at.bias, 0).astype(np.float64) * scale).astype(np.float32)
         place = self.host.recipe.add_constant(Block.of(np.ascontiguousarray(values)))
         return MemoryDesc.plain((channels,), DataType.F32), place
-
-    def relayout(self, source: MemoryDesc, at: Place, target: MemoryDesc, to: Place) -> None:
-        primitive, arguments = p.reorder(source, target), {p.SRC: at, p.DST: to}
-        if p.SCRATCHPAD in primitive.arguments:
-            arguments[p.SCRATCHPAD] = self.host.recipe.add_scratch(primitive.arguments[p.SCRATCHPAD].size)
-        self.host.recipe.launches.append(PrimitiveLaunch(primitive, arguments))
 
     # ── matrix products ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,7 +237,7 @@ class _Product:
             attributes=self.attributes(),
         )  # fmt: skip
         self.launch(primitive, {
-            p.SRC: Place(OPERAND, self.host.index(self.step, self.at.x)), p.DST: Place(RESULT),
+            p.SRC: self.host.place(self.host.index(self.step, self.at.x)), p.DST: Place(RESULT),
             p.WEIGHTS: self.laid_out(values, plain, primitive.weights_desc()),
         })  # fmt: skip
         if shift is not None:
@@ -310,7 +307,7 @@ def _spread(host: Host, step: Step, position: int, t: TensorType, default: float
     index = host.index(step, position)
     if not host.kernel.operands[index].constant or step.attrs.int("block_size"):
         raise Unimplemented("scales that are no constants, or those of blocks")
-    values = host.values(index).astype(dtype)
+    values = host.supply.array(index).astype(dtype)
     if values.size == 1:
         return values.reshape(())
     axis = step.attrs.int("axis") % t.rank
