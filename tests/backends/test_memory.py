@@ -19,8 +19,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import taso
+from taso.backends.constants import LAID_OUT
 from taso.backends.lowering import PLAIN, Kernel, Operand, Step
-from taso.backends.onednn import executor
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.memory import Memory
 from taso.backends.onednn.places import Block
@@ -187,7 +187,7 @@ def test_a_compiled_program_has_its_weights_laid_out_or_in_the_file_not_both(sto
 
 
 def _blocks() -> list[Block]:
-    return list(executor._LAID_OUT.values())
+    return list(LAID_OUT.values())
 
 
 @needs_onednn

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import taso.graph.ops  # noqa: F401  # registers the operators
+from taso.backends.arena import Region, place_regions
 from taso.backends.lowering import BLOCKED, LAST, PLAIN, Kernel, Layouts, Lowering, Operand, is_view, lower
 from taso.backends.onednn import executor, kernels
-from taso.backends.onednn.arena import Region, place_regions
 from taso.backends.onednn.library import library
 from taso.graph.errors import BackendError, BackendUnavailable, InputError, TasoError
 from taso.graph.evaluate import evaluate_graph

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taso
-from taso.backends import aside
-from taso.backends.onednn import pages
+from taso.backends import aside, pages
 from taso.backends.onednn.executor import Program, StaticProgram
-from taso.backends.onednn.pages import zeroed
+from taso.backends.pages import zeroed
 
 
 @given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20))

@@ -19,8 +19,7 @@ from onnx import ModelProto
 from onnx.backend.test import BackendTest
 from onnx.backend.test.loader import load_model_tests
 
-from taso.backends import fallback
-from taso.backends.onednn import stages
+from taso.backends import fallback, stages
 from taso.graph import onnx_reference
 from taso.onnx_backend import Inputs, TasoBackend, TasoRep
 

@@ -15,7 +15,7 @@ from models import Arrays, model
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import taso
-from taso.backends.onednn import executor
+from taso.backends import constants
 from taso.graph.evaluate import evaluate_graph
 from taso.graph.graph import Graph, Value
 from taso.graph.known import Known
@@ -383,12 +383,12 @@ def test_weights_are_laid_out_once_for_all_sizes_and_both_graphs_of_a_race() -> 
     proto = model(text, ir_version=3)
     proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 16, 1, 1), np.float32), "w"))
     graph = taso.load(proto)
-    before = len(executor._LAID_OUT)
+    before = len(constants.LAID_OUT)
     programs = [taso.compile(graph, "onednn"), taso.compile(fold_shapes(graph), "onednn")]
     for program in programs:
         for h in (8, 9, 10):
             program({"x": rng.standard_normal((1, 16, h, h)).astype(np.float32)})
-    assert len(executor._LAID_OUT) == before + 1
+    assert len(constants.LAID_OUT) == before + 1
     del programs, program
     gc.collect()
-    assert len(executor._LAID_OUT) == before, "and they go with the programs"
+    assert len(constants.LAID_OUT) == before, "and they go with the programs"

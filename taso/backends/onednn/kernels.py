@@ -19,7 +19,7 @@ from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Fusion, 
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn import quantized, winograd
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
-from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
+from taso.backends.onednn.memory import DataType, MemoryDesc
 from taso.backends.onednn.places import (
     OPERAND,
     RESULT,
@@ -37,6 +37,8 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
 from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply
+from taso.backends.places import row_major_strides
+from taso.backends.recipe import BY_DEFINITION, NotInPlace
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops.linear import conv_settings
@@ -50,16 +52,9 @@ log = logging.getLogger(__name__)
 KERNEL_FORMAT = 5
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
-BY_DEFINITION = "evaluated:"
-"""How the names of launches begin that evaluate operators by their definitions."""
-
 _MOST_POST_OPS = 32
 _FLAT = "flat"
 _F32 = DataType.F32
-
-
-class NotInPlace(BackendError):
-    """The kernel cannot add to an operand in place as it was asked to."""
 
 
 class OneDNNFusion(Fusion):

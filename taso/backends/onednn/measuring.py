@@ -23,10 +23,10 @@ from taso.backends.base import Array
 from taso.backends.lowering import Kernel, Lowering, Operand
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.memory import DataType, Memory, MemoryDesc
-from taso.backends.onednn.pages import zeroed
 from taso.backends.onednn.places import Block, tensor_bytes
 from taso.backends.onednn.primitives import DST, SCRATCHPAD, SRC, Primitive, reduction, reorder
 from taso.backends.onednn.recipe import Call, Recipe
+from taso.backends.pages import zeroed
 from taso.graph.errors import BackendError
 
 METHOD = 2

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import MAX_DIMENSIONS, Dims, Library, library, status_error
-from taso.backends.onednn.pages import zeroed
+from taso.backends.pages import zeroed
+from taso.backends.places import row_major_strides
 from taso.graph.errors import BackendError
 
 _CPU = 1
@@ -129,14 +130,6 @@ def dims_array(values: Sequence[int]) -> ctypes.Array[c_int64]:
     if len(values) > MAX_DIMENSIONS:
         raise BackendError(f"oneDNN has at most {MAX_DIMENSIONS} dimensions, not {len(values)}")
     return Dims(*values)
-
-
-def row_major_strides(dims: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a dense tensor whose last dimension is innermost."""
-    strides = [1] * len(dims)
-    for axis in range(len(dims) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * max(dims[axis + 1], 1)
-    return tuple(strides)
 
 
 class MemoryDesc(Handle):

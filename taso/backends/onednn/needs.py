@@ -10,9 +10,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from taso.backends.arena import aligned
 from taso.backends.base import Array
 from taso.backends.lowering import Kernel, Layouts, Step, is_view
-from taso.backends.onednn.arena import aligned
 from taso.backends.onednn.executor import threads_in_force
 from taso.backends.onednn.kernels import design
 from taso.backends.onednn.library import library

@@ -37,8 +37,8 @@ from taso.backends.onednn.memory import (
     MemoryDesc,
     dims_array,
     engine,
-    row_major_strides,
 )
+from taso.backends.places import row_major_strides
 from taso.graph.errors import BackendError
 
 __all__ = [

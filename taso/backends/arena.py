@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from taso.backends.onednn.pages import ALIGNMENT
 from taso.backends.packing import Span, packed
+from taso.backends.pages import ALIGNMENT
 
 
 @dataclass(eq=False)

@@ -1,0 +1,145 @@
+"""Where the tensors of a kernel are and how they lie: places in its buffers, shapes and strides of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from taso.backends.base import Array
+from taso.backends.lowering import BLOCKED, LAST, PLAIN, Layouts
+from taso.graph.types import TensorType
+
+OPERAND, RESULT, SCRATCH, CONSTANT = "operand", "result", "scratch", "constant"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of a kernel's buffers: operand, result, scratch or constant number `index`, from byte `offset` on."""
+
+    kind: str
+    index: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes at an address that `owner` keeps alive."""
+
+    address: int
+    owner: object
+
+    @staticmethod
+    def of(array: Array) -> Block:
+        return Block(array.ctypes.data, array)
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """How an array sees a buffer: shape and byte strides."""
+
+    place: Place
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def at(self, address: int) -> Array:
+        """The array at this address, which the caller keeps alive."""
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        span = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
+        held = memoryview((ctypes.c_ubyte * span).from_address(address)).cast("B")
+        found: Array = np.ndarray(self.shape, self.dtype, held, 0, self.strides)
+        return found
+
+
+def row_major_strides(dims: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a dense tensor whose last dimension is innermost."""
+    strides = [1] * len(dims)
+    for axis in range(len(dims) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(dims[axis + 1], 1)
+    return tuple(strides)
+
+
+def is_blocked(dims: Sequence[int], layout: str, block: int) -> bool:
+    """Whether channels really lie in blocks: BLOCKED says nothing of what has no whole number of them."""
+    return layout == BLOCKED and 3 <= len(dims) <= 5 and dims[1] % block == 0
+
+
+def strides_of(dims: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Strides in elements of a dense tensor that is PLAIN or LAST."""
+    if layout != LAST or len(dims) < 3:
+        return row_major_strides(dims)
+    order = [0, *range(2, len(dims)), 1]
+    inner = row_major_strides([dims[a] for a in order])
+    strides = [0] * len(dims)
+    for axis, stride in zip(order, inner, strict=True):
+        strides[axis] = stride
+    return tuple(strides)
+
+
+def plain_spec(place: Place, t: TensorType) -> ArraySpec:
+    """A plain tensor as an array of its own shape."""
+    return ArraySpec(place, t.dtype.numpy, t.static_shape, _bytes(row_major_strides(t.static_shape), t))
+
+
+def logical_spec(place: Place, t: TensorType, layout: str, block: int) -> ArraySpec:
+    """A tensor as an array with axes of its own; where it is blocked its channels are split in two, the block last."""
+    if is_blocked(t.static_shape, layout, block):
+        return spread_spec(place, t, layout, t.static_shape, block)
+    return ArraySpec(place, t.dtype.numpy, t.static_shape, _bytes(strides_of(t.static_shape, layout), t))
+
+
+def spread_spec(place: Place, t: TensorType, layout: str, out: Sequence[int], block: int) -> ArraySpec:
+    """A tensor that broadcasts to dimensions `out`, whose channels are split in two: (n, c / block, …, block)."""
+    dims, missing = t.static_shape, len(out) - len(t.static_shape)
+    if is_blocked(dims, layout, block):
+        if missing:
+            raise ValueError(f"a blocked tensor of dimensions {dims} does not broadcast to {tuple(out)}")
+        shape = (dims[0], dims[1] // block, *dims[2:], block)
+        return ArraySpec(place, t.dtype.numpy, shape, _bytes(row_major_strides(shape), t))
+    full = (1,) * missing + dims
+    strides = (0,) * missing + strides_of(dims, layout)
+    if full[1] == 1:
+        return ArraySpec(place, t.dtype.numpy, (full[0], 1, *full[2:], 1), _bytes((*strides, 0), t))
+    shape = (full[0], full[1] // block, *full[2:], block)
+    return ArraySpec(
+        place, t.dtype.numpy, shape, _bytes((strides[0], strides[1] * block, *strides[2:], strides[1]), t)
+    )  # fmt: skip
+
+
+def _bytes(strides: Sequence[int], t: TensorType) -> tuple[int, ...]:
+    return tuple(s * t.dtype.itemsize for s in strides)
+
+
+def to_plain(array: Array, t: TensorType, layout: str, block: int) -> Array:
+    """The plain array of what `logical_spec` shows; a copy where blocks have to be undone."""
+    if not is_blocked(t.static_shape, layout, block):
+        return array
+    return np.moveaxis(array, -1, 2).reshape(t.static_shape)
+
+
+def from_plain(target: Array, array: Array, t: TensorType, layout: str, block: int) -> None:
+    """Writes a plain array into what `logical_spec` shows."""
+    if is_blocked(t.static_shape, layout, block):
+        dims = t.static_shape
+        array = np.moveaxis(array.reshape((dims[0], dims[1] // block, block, *dims[2:])), 2, -1)
+    np.copyto(target, array)
+
+
+def tensor_bytes(t: TensorType) -> int:
+    return math.prod(t.static_shape) * t.dtype.itemsize
+
+
+def layouts_alike(layouts: Layouts, t: TensorType, layout: str, other: str) -> bool:
+    return layout == other or layouts.alike(t, layout, other)
+
+
+__all__ = [
+    "BLOCKED", "CONSTANT", "LAST", "OPERAND", "PLAIN", "RESULT", "SCRATCH", "ArraySpec", "Block", "Place", "from_plain",
+    "is_blocked", "layouts_alike", "logical_spec", "plain_spec", "row_major_strides", "spread_spec", "strides_of",
+    "tensor_bytes", "to_plain",
+]  # fmt: skip
