@@ -174,7 +174,9 @@ def compile(
     With `precision="bf16"` the oneDNN backend rounds the factors of large products (convolutions, matrix products) to
     bfloat16, which has 8 bits of precision, and adds them in float32: faster on processors that have the instructions,
     and less exact. Finite data beyond bfloat16's range (3.39e38) becomes infinite. Products of two tensors neither of
-    which is a constant are rounded only where the processor multiplies matrices (AMX).
+    which is a constant are rounded only where the processor multiplies matrices (AMX). The cuDNN backend has "tf32" and
+    "fp16" beside, whose factors have 11 bits; float16 ends at 65504. By default products on GPUs are in float32, and not
+    in TF32. Programs there take arrays that lie on the GPU, too, and then give such.
 
     Raises `BackendError` where the backend cannot run it; calling it with other names, element types or shapes than the
     graph's inputs raises `InputError`.
@@ -229,8 +231,8 @@ def optimize(
     iterations of saturation.
 
     `precision` is what the result is to be computed in, as in `taso.compile`, which has to be told the same: "bf16" is
-    faster where the processor has the instructions, and less exact. Costs are then measured so, and the graph is
-    planned for it.
+    faster where the processor has the instructions, and less exact; so are "tf32" and "fp16" on GPUs. Costs are then
+    measured so, and the graph is planned for it.
 
     The best few graphs are planned exactly in the end: fusions, layouts and algorithms are chosen together by measured
     costs. Then they run side by side with the original, and the measurement decides. The graph that comes back knows

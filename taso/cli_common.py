@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from taso.backends.lowering import BF16, FLOAT32
-from taso.backends.select import NAMES
+from taso.backends.lowering import FLOAT32
+from taso.backends.select import NAMES, PRECISIONS
 from taso.graph.errors import ModelError, TasoError
 from taso.search.progress import interactive
 
@@ -205,8 +205,9 @@ def add_backend(parser: argparse.ArgumentParser, help: str = "where to run", def
     parser.add_argument("--backend", default=default, metavar="NAME", help=said)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the backend (default: its own choice)")
     parser.add_argument(
-        "--precision", choices=(FLOAT32, BF16), default=FLOAT32,
-        help="of large products: float32, or factors rounded to bfloat16 (onednn alone; default: %(default)s)",
+        "--precision", choices=tuple(dict.fromkeys(p for known in PRECISIONS.values() for p in known)), default=FLOAT32,
+        help="of large products: float32, or factors rounded to bf16 (onednn and cudnn), tf32 or fp16 (cudnn; "
+        "default: %(default)s)",
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -66,10 +67,11 @@ def is_object(t: TensorType) -> bool:
 class Builder(ABC):
     """The parts of a program of a graph whose types are static, for the backend of that name.
 
-    `library` is what a user knows the kernels by.
+    `library` is what a user knows the kernels by; every tensor begins at a multiple of `alignment` bytes.
     """
 
     library: str
+    alignment = 1
 
     def __init__(self, graph: Graph, lowering: Lowering, name: str) -> None:
         self.graph = graph
@@ -181,7 +183,7 @@ class Builder(ABC):
         for number, task in enumerate(self.tasks):
             if any(is_object(t.type) for t in (*task.kernel.operands, *task.kernel.results)):
                 self.decide_object(task, number)
-            elif is_view(task.kernel):
+            elif is_view(task.kernel) and self.stays(task):
                 self.decide_view(task, number)
             else:
                 self.decide_kernel(task, number)
@@ -211,6 +213,15 @@ class Builder(ABC):
                 offset += tensor_bytes(lie[0].type)
         task.recipe = Recipe()
 
+    def stays(self, task: Task) -> bool:
+        """Whether the results of a view begin where kernels can read them; parts of a Concat are copied where not."""
+        source, step = task.reads[0], task.kernel.steps[0]
+        if step.op.name == "Concat" or source is None:
+            return True
+        start = self.home[source][1] + (slice_offset(task.kernel) if step.op.name == "Slice" else 0)
+        sizes = [tensor_bytes(r.type) for r in task.kernel.results]
+        return all((start + before) % self.alignment == 0 for before in accumulate(sizes[:-1], initial=0))
+
     def decide_concat(self, task: Task, number: int) -> None:
         """Has the parts computed where they belong; what lies elsewhere for good is copied."""
         (result,) = task.writes
@@ -223,7 +234,7 @@ class Builder(ABC):
             if lie is None:
                 raise BackendError("a Concat of constants was not computed beforehand")
             root, first, last = self.span(lie)
-            if root is not whole and first == 0 and last == root.size:
+            if root is not whole and first == 0 and last == root.size and start % self.alignment == 0:
                 whole.absorb(root, start)
             else:
                 recipe.launches.append(self.copying(index, start, last - first))

@@ -331,8 +331,9 @@ def no_scratch(kernel: Kernel) -> int:
     return 0
 
 
-FLOAT32, BF16 = "float32", "bf16"
-"""Precisions of products: everything in float32; factors rounded to bfloat16, sums in float32."""
+FLOAT32, TF32, FP16, BF16 = "float32", "tf32", "fp16", "bf16"
+"""Precisions of products: everything in float32; factors rounded to 11 bits (TF32), to float16 or to bfloat16 (8 bits),
+sums in float32."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from importlib.metadata import EntryPoint
 from typing import cast
 
 from taso.backends.base import Backend, checked_threads
+from taso.backends.cudnn.backend import PRECISIONS as GPU_PRECISIONS
+from taso.backends.cudnn.backend import CudnnBackend
+from taso.backends.cudnn.device import versions
 from taso.backends.lowering import BF16, FLOAT32
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
@@ -16,9 +19,10 @@ from taso.graph.errors import BackendError, BackendUnavailable
 
 log = logging.getLogger(__name__)
 
-NAMES = ("auto", "onednn", "onnxruntime", "reference")
+NAMES = ("auto", "cudnn", "onednn", "onnxruntime", "reference")
 """The backends that come with taso."""
-_PLANNED = {"cudnn": "cuDNN"}
+PRECISIONS = {"onednn": (FLOAT32, BF16), "cudnn": GPU_PRECISIONS}
+"""What backends compute products of float32 tensors in; others in float32 alone."""
 
 
 def get_backend(
@@ -26,11 +30,11 @@ def get_backend(
 ) -> Backend:  # fmt: skip
     """The backend of that name; one that is given already is passed on.
 
-    "auto" is oneDNN where its library loads, else the reference; the log says which and why. Other names are those that
-    installed packages announce as entry points of the group "taso.backends". `precision` is that of products of float32
-    tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a
-    precision that is none, `BackendUnavailable` where the backend's library, or an instruction of the processor, is
-    missing.
+    "auto" is cuDNN where its packages and a GPU answer, else oneDNN where its library loads, else the reference; the
+    log says which and why. Other names are those that installed packages announce as entry points of the group
+    "taso.backends". `precision` is that of products of float32 tensors: "float32", on oneDNN or cuDNN "bf16", on cuDNN
+    "tf32" or "fp16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a precision that is none,
+    `BackendUnavailable` where the backend's library, a GPU, or an instruction of the processor is missing.
     """
     if threads is not None:
         threads = checked_threads(threads)
@@ -43,22 +47,21 @@ def get_backend(
         if precision not in (FLOAT32, name.lowering.precision):
             raise BackendError(f"the backend {name.name} that was given computes in {name.lowering.precision}")
         return name
-    if name == f"onednn {BF16}":
-        name, precision = "onednn", BF16
-    if name == "onednn" or name == "auto" and precision != FLOAT32:
-        return OneDNNBackend(threads, precision)
-    if precision != FLOAT32:
-        raise BackendError(f"the backend '{name}' computes in {FLOAT32} alone; '{precision}' is for oneDNN")
+    base, _, asked = name.partition(" ")
+    if asked in PRECISIONS.get(base, ()):
+        name, precision = base, asked
     if name == "auto":
-        return _automatic(threads)
+        return _automatic(threads, precision)
+    if name == "onednn":
+        return OneDNNBackend(threads, precision)
+    if name == "cudnn":
+        return CudnnBackend(precision)
+    if precision != FLOAT32:
+        raise BackendError(f"the backend '{name}' computes in {FLOAT32} alone; '{precision}' is for oneDNN or cuDNN")
     if name == "onnxruntime":
         return OnnxRuntimeBackend(threads)
     if name == "reference":
         return ReferenceBackend()
-    if name in _PLANNED:
-        raise BackendUnavailable(
-            f"the backend '{name}' ({_PLANNED[name]}) is not part of this version of taso; it has {', '.join(NAMES)}"
-        )
     return _installed(name, threads)
 
 
@@ -72,7 +75,7 @@ def backend_names() -> list[str]:
 
 def _announced() -> dict[str, EntryPoint]:
     found = plugins.announced(plugins.BACKENDS)
-    for name in {*NAMES, *_PLANNED} & found.keys():
+    for name in set(NAMES) & found.keys():
         plugins.passed_over(f"{plugins.who(found.pop(name))} is passed over, for taso has a backend of that name")
     return found
 
@@ -102,10 +105,24 @@ def _installed(name: str, threads: int | None) -> Backend:
 _MEMBERS = ("name", "measures", "plans", "lowering", "device_key", "measure", "compile")
 
 
-def _automatic(threads: int | None) -> Backend:
+def _automatic(threads: int | None, precision: str) -> Backend:
+    """The fastest that is there."""
     try:
-        chosen: Backend = OneDNNBackend(threads)
+        chosen: Backend = CudnnBackend(precision)
     except BackendUnavailable as error:
+        # who has installed what a GPU needs wants to know why it is not used
+        log.log(logging.WARNING if versions() else logging.INFO, "the GPU is not used (%s): trying oneDNN", error)
+        return _on_cpu(threads, precision)
+    log.info("backend: %s", chosen.name)
+    return chosen
+
+
+def _on_cpu(threads: int | None, precision: str) -> Backend:
+    try:
+        chosen: Backend = OneDNNBackend(threads, precision)
+    except BackendUnavailable as error:
+        if precision != FLOAT32:
+            raise
         log.warning("oneDNN is not available (%s): the slow reference backend is used", error)
         return ReferenceBackend()
     log.info("backend: %s", chosen.name)

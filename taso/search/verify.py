@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.base import Backend, Executable
-from taso.backends.lowering import BF16, FLOAT32
+from taso.backends.lowering import BF16, FLOAT32, FP16, TF32
 from taso.graph.errors import BackendError, GraphError, InputError, NaNWarning
 from taso.graph.evaluate import constant_value, evaluate_graph
 from taso.graph.graph import Graph, Value
@@ -50,6 +50,9 @@ def tolerance_of(graph: Graph, precision: str = FLOAT32) -> float:
     held = {v.type.dtype for node in graph.nodes for v in node.outputs}
     if precision == BF16:
         held.add(DType.BFLOAT16)
+    elif precision in (FP16, TF32):
+        # both keep 11 bits of a factor
+        held.add(DType.FLOAT16)
     return max([TOLERANCE, *(error for dtype, error in NARROW.items() if dtype in held)])
 
 
