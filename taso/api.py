@@ -175,8 +175,8 @@ def compile(
     bfloat16, which has 8 bits of precision, and adds them in float32: faster on processors that have the instructions,
     and less exact. Finite data beyond bfloat16's range (3.39e38) becomes infinite. Products of two tensors neither of
     which is a constant are rounded only where the processor multiplies matrices (AMX). The cuDNN backend has "tf32" and
-    "fp16" beside, whose factors have 11 bits; float16 ends at 65504. By default products on GPUs are in float32, and not
-    in TF32. Programs there take arrays that lie on the GPU, too, and then give such.
+    "fp16" beside, whose factors have 11 bits; float16 ends at 65504. By default products on GPUs are in float32, not in
+    TF32. Programs there take arrays that lie on the GPU, too, and then give such.
 
     Raises `BackendError` where the backend cannot run it; calling it with other names, element types or shapes than the
     graph's inputs raises `InputError`.

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from taso.backends.costs import cache_folder
+from taso.backends.cudnn.device import INSTALL, versions
 from taso.backends.onednn.backend import processor
 from taso.backends.onednn.library import library
 from taso.backends.select import backend_names, get_backend
@@ -85,7 +86,8 @@ def run(settings: argparse.Namespace) -> int:
     The status is 0, or 1 where something is wrong that taso needs: a package, a backend that is made for this machine,
     or a cache that can be written.
     """
-    backends, wrong = _backends()
+    gpus = _gpus()
+    backends, wrong = _backends(any(name != "NVIDIA" for name in gpus))
     wrong += [f"{name} is not installed: pip install {name}" for name in REQUIRED if version(name) is None]
     if not cache_is_writable(cache_folder()):
         wrong.append(f"{cache_folder()} cannot be written: costs are measured anew each time; TASO_CACHE_DIR moves it")
@@ -99,7 +101,7 @@ def run(settings: argparse.Namespace) -> int:
         "backends": backends,
         "optional": {o.distribution: version(o.distribution) or o.how for o in OPTIONAL},
         "rules of packages": {n: plugins.who(e) for n, e in plugins.announced(plugins.RULES).items()},
-        "GPU": _gpus(),
+        "GPU": {**gpus, **_gpu_packages()},
         "cache": {
             "folder": str(cache_folder()), "size": bytes_text(sum(f.stat().st_size for f in files(cache_folder()))),
         },
@@ -152,8 +154,11 @@ def _memory() -> int | None:
         return None
 
 
-def _backends() -> tuple[dict[str, str], list[str]]:
-    """What each backend says of itself, and sentences on those that are made for this machine and do not work."""
+def _backends(on_gpu: bool) -> tuple[dict[str, str], list[str]]:
+    """What each backend says of itself, and sentences on those that are made for this machine and do not work.
+
+    `on_gpu` says whether there is a GPU.
+    """
     said, wrong = {}, []
     for name in backend_names():
         if name == "auto":
@@ -164,6 +169,8 @@ def _backends() -> tuple[dict[str, str], list[str]]:
             said[name] = f"missing: {error}"
             if name == "onednn" and sys.platform == "linux" and platform.machine() == "x86_64":
                 wrong.append(f"oneDNN does not work, and models run on the slow reference backend: {error}")
+            if name == "cudnn" and on_gpu and versions():
+                wrong.append(f"there is a GPU, and cuDNN does not work on it: {error}")
     if not said.get("onednn", "missing").startswith("missing"):
         said["onednn"] += f" ({library().path})"
     return said, wrong
@@ -181,6 +188,11 @@ def _gpus() -> dict[str, str]:
         return {"NVIDIA": f"nvidia-smi fails: {error}"}
     rows = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
     return {f"NVIDIA {number}": said for number, said in rows} or {"NVIDIA": "none found"}
+
+
+def _gpu_packages() -> dict[str, str]:
+    """What a GPU takes beside its driver, and how to get it where nothing of it is there."""
+    return versions() or {"packages": f"missing (the backend cudnn): {INSTALL}"}
 
 
 def cache_is_writable(folder: Path) -> bool:

@@ -373,11 +373,11 @@ class CudaDevice:
     def fill(self, view: Array, array: Array) -> None:
         if not view.size:
             return
-        if isinstance(array, np.ndarray):
+        if isinstance(array, self._cupy.ndarray):
+            self._cupy.copyto(view, array.view(view.dtype))
+        else:
             carried = np.ascontiguousarray(array).view(_carried(array.dtype)).reshape(view.shape)
             self._cupy.copyto(view, self._cupy.asarray(carried))
-        else:
-            self._cupy.copyto(view, array.view(view.dtype))
 
     def given(self, array: object) -> Array | None:
         if isinstance(array, np.ndarray):

@@ -52,7 +52,7 @@ class HostDevice:
         np.copyto(_bytes_at(target, count), _bytes_at(source, count))
 
     def fetched(self, view: Array, dtype: np.dtype[np.generic]) -> Array:
-        return view.copy()
+        return np.array(view)
 
     def fill(self, view: Array, array: Array) -> None:
         np.copyto(view, array)
@@ -61,7 +61,7 @@ class HostDevice:
         return None
 
     def own(self, view: Array, dtype: np.dtype[np.generic]) -> Array:
-        return view.copy()
+        return np.array(view)
 
     def plan(self, description: Description) -> Planned:
         return Interpreted(description)
