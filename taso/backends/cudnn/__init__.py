@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: cuDNN's graphs, kernels of our own, and CuPy for memory and streams."""
