@@ -11,7 +11,7 @@ from taso.backends.cudnn.frontend import about, planner
 from taso.backends.cudnn.fusion import CudnnFusion, CudnnLayouts
 from taso.backends.cudnn.kernels import KERNEL_FORMAT, ways
 from taso.backends.cudnn.measuring import METHOD, measured
-from taso.backends.cudnn.sources import sourced
+from taso.backends.cudnn.sources.kernels import sourced
 from taso.backends.lowering import BF16, FLOAT32, FP16, TF32, Kernel, Lowering, is_view
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError

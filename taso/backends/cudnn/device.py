@@ -86,6 +86,10 @@ class Device(Protocol):
         """Copies bytes within its memory."""
         ...
 
+    def multiply(self, first: Array, second: Array, target: Array) -> None:
+        """The matrix product of two views of floats into a third."""
+        ...
+
     def fetched(self, view: Array, dtype: np.dtype[np.generic]) -> Array:
         """A NumPy array of the values of a view, once all that was asked for is done."""
         ...
@@ -215,6 +219,7 @@ class Cupy(Protocol):
     def from_dlpack(self, array: object) -> Array: ...
     def asnumpy(self, array: object) -> Array: ...
     def copyto(self, target: object, source: object) -> None: ...
+    def matmul(self, first: object, second: object, out: object) -> object: ...
     def get_default_memory_pool(self) -> _Pool: ...
 
 
@@ -366,6 +371,9 @@ class CudaDevice:
     def copy(self, target: int, source: int, count: int) -> None:
         runtime = self._cuda.runtime
         runtime.memcpyAsync(target, source, count, runtime.memcpyDeviceToDevice, self._stream())
+
+    def multiply(self, first: Array, second: Array, target: Array) -> None:
+        self._cupy.matmul(first, second, out=target)
 
     def fetched(self, view: Array, dtype: np.dtype[np.generic]) -> Array:
         return self._cupy.asnumpy(view).view(dtype)

@@ -51,6 +51,9 @@ class HostDevice:
     def copy(self, target: int, source: int, count: int) -> None:
         np.copyto(_bytes_at(target, count), _bytes_at(source, count))
 
+    def multiply(self, first: Array, second: Array, target: Array) -> None:
+        np.matmul(first, second, out=target)
+
     def fetched(self, view: Array, dtype: np.dtype[np.generic]) -> Array:
         return np.array(view)
 

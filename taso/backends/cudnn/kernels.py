@@ -1,8 +1,8 @@
 """From kernels to launches: cuDNN graphs where cuDNN has a plan, else kernels of ours, moves, or definitions.
 
 `design` makes the recipe of one kernel. A cuDNN graph takes the anchor with all steps behind it; where cuDNN has no
-plan for that, it takes the anchor alone and a kernel of ours the rest. What neither does is fetched to the host,
-evaluated by its definition there, and brought back.
+plan for that, it takes fewer and a kernel of ours the rest. What neither does is fetched to the host, evaluated by its
+definition there, and brought back.
 """
 
 from __future__ import annotations
@@ -10,28 +10,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
 from taso.backends.base import Array
-from taso.backends.cudnn.describing import CudnnLaunch, described
+from taso.backends.cudnn.describing import CudnnLaunch, attempts
+from taso.backends.cudnn.description import Tensor
 from taso.backends.cudnn.device import Device
-from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch, MoveLaunch
+from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch, MoveLaunch, ProductLaunch
 from taso.backends.cudnn.moves import moves
-from taso.backends.cudnn.sources import Sourced, sourced
+from taso.backends.cudnn.sketch import Constant, laid_out
+from taso.backends.cudnn.sources.kernels import sourced
+from taso.backends.cudnn.sources.launches import Sourced
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import FLOAT32, Kernel, Operand, Step
-from taso.backends.places import OPERAND, RESULT, Place, logical_spec, tensor_bytes
+from taso.backends.lowering import FLOAT32, PLAIN, Kernel
+from taso.backends.places import OPERAND, RESULT, Block, Place, logical_spec, plain_spec, tensor_bytes
 from taso.backends.recipe import BY_DEFINITION, NotInPlace, Recipe, Supply
 from taso.graph.errors import BackendError
+from taso.graph.types import DType
 
 log = logging.getLogger(__name__)
 
 KERNEL_FORMAT = 1
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
-OURS, APART = "ours", "apart"
-"""Ways to compute a kernel beside the usual one: by kernels of ours alone; the anchor by cuDNN, the rest by ours."""
+OURS, BY_CUDNN, CUBLAS = "ours", "cudnn", "cublas"
+"""Ways to compute a kernel beside the usual one: by kernels of ours alone; by cuDNN; its matrix product by cuBLAS."""
+
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+_WINDOWS = frozenset({"MaxPool", "AveragePool"})
 
 
 def design(
@@ -45,7 +53,7 @@ def design(
     """
     if in_place is not None:
         raise NotInPlace("cuDNN does not add in place")
-    for way in _ways(kernel, careful):
+    for way in _tried(kernel, careful):
         designer = _Designer(kernel, device, supply, precision)
         try:
             if way(designer):
@@ -60,64 +68,50 @@ def design(
 _Way = Callable[["_Designer"], bool]
 
 
-def _ways(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
+def _tried(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
     """How to try to compute a kernel, in order."""
-    if any(0 in r.type.static_shape for r in kernel.results):
-        return (_Designer.nothing,) if all(0 in r.type.static_shape for r in kernel.results) else ()
-    if any(0 in o.type.static_shape for o in kernel.operands):
-        return ()
-    if careful or kernel.algorithm == OURS:
-        return (_Designer.ours, _Designer.moved)
-    if kernel.algorithm == APART:
-        return (_Designer.apart, _Designer.whole, _Designer.ours, _Designer.moved)
-    return (_Designer.whole, _Designer.apart, _Designer.ours, _Designer.moved)
+    empty = [0 in r.type.static_shape for r in kernel.results]
+    if any(empty):
+        return (_Designer.nothing,) if all(empty) else ()
+    ours = (_Designer.ours, _Designer.moved)
+    if any(0 in o.type.static_shape for o in kernel.operands) or careful:
+        return ours
+    if kernel.algorithm == CUBLAS:
+        return (_Designer.cublas, _Designer.cudnn, *ours)
+    first = kernel.algorithm == BY_CUDNN or kernel.algorithm != OURS and _is_cudnns(kernel)
+    return (_Designer.cudnn, *ours) if first else (*ours, _Designer.cudnn)
 
 
+def _is_cudnns(kernel: Kernel) -> bool:
+    """Whether cuDNN is who computes such a kernel as a rule: what reads each element often."""
+    return kernel.anchor is not None and kernel.anchor.op.name in (*_PRODUCTS, *_WINDOWS)
+
+
+@lru_cache(maxsize=1 << 14)
 def ways(kernel: Kernel, precision: str) -> tuple[str, ...]:
     """Algorithms by which a kernel can be computed beside the usual one."""
-    if not kernel.steps or described(kernel, precision) is None:
+    if not kernel.steps or not all(o.type.static for o in (*kernel.operands, *kernel.results)):
         return ()
-    rest = APART if len(kernel.steps) > 1 and apart(kernel) is not None else ""
-    mine = OURS if sourced(kernel) is not None else ""
-    return tuple(way for way in (rest, mine) if way)
+    described = any(True for _ in attempts(kernel, precision))
+    found = []
+    if precision == FLOAT32 and _multiplied(kernel) is not None:
+        found.append(CUBLAS)
+    if described and sourced(kernel) is not None:
+        found.append(OURS if _is_cudnns(kernel) else BY_CUDNN)
+    return tuple(found)
 
 
-# ── kernels in two ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── parts of kernels ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Halves:
-    """A kernel as its anchor alone, and the steps behind it as a kernel whose operand 0 is what the anchor makes.
+def rest_of(kernel: Kernel, count: int) -> tuple[Kernel, tuple[int | None, ...]]:
+    """The steps behind the first `count` as a kernel, whose operand 0 is what these make, of the result's type.
 
-    The lists have the operands of each by their numbers in the kernel; None is what the anchor makes.
+    Beside it the numbers of its operands in the kernel, None for that one.
     """
-
-    anchor: Kernel
-    anchor_operands: tuple[int, ...]
-    rest: Kernel
-    rest_operands: tuple[int | None, ...]
-
-
-def apart(kernel: Kernel) -> Halves | None:
-    """The anchor and what comes behind it; None where nothing does, or the type between is not the result's."""
-    if len(kernel.steps) < 2:
-        return None
-    first, between = kernel.steps[0], kernel.results[0]
-    types = [None if i is None else kernel.operands[i].type for i in first.inputs]
-    made = first.op.types_of(types, first.attrs)
-    if len(made) != 1 or made[0] != between.type:
-        return None
-    anchor, anchor_operands = _part(kernel, kernel.steps[:1], None)
-    rest, rest_operands = _part(kernel, kernel.steps[1:], between)
-    return Halves(anchor, tuple(i for i in anchor_operands if i is not None), rest, rest_operands)
-
-
-def _part(kernel: Kernel, steps: Sequence[Step], chained: Operand | None) -> tuple[Kernel, tuple[int | None, ...]]:
-    """Some steps as a kernel of their own; with `chained` its operand 0 is what the step before the first makes."""
-    found: dict[int | None, int] = {} if chained is None else {None: 0}
-    first = 0 if chained is None else 1
+    found: dict[int | None, int] = {None: 0}
     taken = []
-    for step in steps:
+    for step in kernel.steps[count:]:
         inputs: list[int | None] = []
         for reference in step.inputs:
             if reference is None:
@@ -125,11 +119,26 @@ def _part(kernel: Kernel, steps: Sequence[Step], chained: Operand | None) -> tup
             elif reference >= 0:
                 inputs.append(found.setdefault(reference, len(found)))
             else:
-                # step k of the kernel is step k − first here; the one before is operand 0
-                inputs.append(0 if -1 - reference < first else reference + first)
+                # step k is step k − count here; the one before is operand 0
+                inputs.append(0 if -1 - reference < count else reference + count)
         taken.append(replace(step, inputs=tuple(inputs)))
-    operands = tuple(kernel.operands[i] if i is not None else chained for i in found)
-    return Kernel(tuple(o for o in operands if o is not None), tuple(taken), kernel.results), tuple(found)
+    between = kernel.results[0]
+    operands = tuple(between if i is None else kernel.operands[i] for i in found)
+    return Kernel(operands, tuple(taken), kernel.results), tuple(found)
+
+
+def _multiplied(kernel: Kernel) -> Kernel | None:
+    """The matrix product of two plain float32 tensors that a kernel begins with; None where it begins with none."""
+    step = kernel.anchor
+    if step is None or step.op.name != "MatMul" or step.op.domain or len(kernel.results) != 1:
+        return None
+    given = [kernel.operands[i] if i is not None and i >= 0 else None for i in step.inputs]
+    held = [o for o in given if o is not None and o.type.dtype is DType.FLOAT and o.type.rank > 1]
+    whole = [o for o in held if o.layout == PLAIN]
+    if len(whole) != 2 or kernel.results[0].layout != PLAIN:
+        return None
+    made = step.op.types_of([o.type for o in whole], step.attrs)
+    return replace(kernel, steps=(step,)) if made[0] == kernel.results[0].type else None
 
 
 # ── one kernel ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -157,42 +166,53 @@ class _Designer:
             self.constants[index] = self.recipe.add_constant(block)
         return self.constants[index]
 
-    def places(self, operands: Sequence[int | None], between: Place | None = None) -> list[Place]:
-        """Where operands of a part of the kernel are; None is what the anchor makes, `between`."""
-        return [between if i is None and between is not None else self.place(i or 0) for i in operands]
-
     # ── ways ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def nothing(self) -> bool:
         """There is nothing to compute."""
         return True
 
-    def whole(self) -> bool:
-        """All steps in one cuDNN graph."""
-        found = described(self.kernel, self.precision) if self.kernel.steps else None
-        if found is not None:
-            self.graph(found, self.places(range(len(self.kernel.operands))), Place(RESULT))
-        return found is not None
+    def cudnn(self) -> bool:
+        """As many steps as cuDNN has a plan for in one graph, the rest by a kernel of ours behind it."""
+        for found, left in attempts(self.kernel, self.precision):
+            try:
+                return self.graph(found, len(self.kernel.steps) - len(left))
+            except BackendError as reason:
+                log.debug("cuDNN does not run %s: %s", found.name, reason)
+                self.recipe, self.constants = Recipe(), {}
+        return False
 
-    def apart(self) -> bool:
-        """The anchor as a cuDNN graph, the rest by a kernel of ours on what it made."""
-        halves = apart(self.kernel)
-        found = described(halves.anchor, self.precision) if halves is not None else None
-        rest = sourced(halves.rest) if halves is not None and found is not None and self.device.compiles else None
-        if halves is None or found is None or rest is None:
+    def cublas(self) -> bool:
+        """The matrix product by cuBLAS, the rest by a kernel of ours."""
+        alone = _multiplied(self.kernel)
+        if alone is None:
             return False
-        between = Place(RESULT)
-        if 0 not in rest.shares:
-            between = self.recipe.add_scratch(tensor_bytes(self.kernel.results[0].type))
-        self.graph(found, self.places(halves.anchor_operands), between)
-        self.sources(rest, self.places(halves.rest_operands, between))
+        between = self.behind(1)
+        indices = [i for i in alone.steps[0].inputs if i is not None]
+        inputs = tuple(plain_spec(self.place(i), self.kernel.operands[i].type) for i in indices)
+        target = plain_spec(between, self.kernel.results[0].type)
+        self.recipe.launches.insert(0, ProductLaunch(f"cublas:{self.name}", self.device, inputs, target))
         return True
+
+    def behind(self, count: int) -> Place:
+        """Launches kernels of ours for the steps behind the first `count`; gives the place of what these make."""
+        if count == len(self.kernel.steps):
+            return Place(RESULT)
+        rest, operands = rest_of(self.kernel, count)
+        found = sourced(rest) if self.device.compiles else None
+        if found is None:
+            raise BackendError(f"no kernel of ours computes {'+'.join(s.op.name for s in rest.steps)}")
+        between = Place(RESULT)
+        if 0 not in found.shares:
+            between = self.recipe.add_scratch(tensor_bytes(self.kernel.results[0].type))
+        self.sources(found, [between if i is None else self.place(i) for i in operands])
+        return between
 
     def ours(self) -> bool:
         """All steps by kernels of ours."""
         found = sourced(self.kernel) if self.device.compiles else None
         if found is not None:
-            self.sources(found, self.places(range(len(self.kernel.operands))))
+            self.sources(found, [self.place(i) for i in range(len(self.kernel.operands))])
             self.recipe.shares = frozenset(i for i in found.shares if not self.kernel.operands[i].constant)
         return found is not None
 
@@ -205,12 +225,26 @@ class _Designer:
 
     # ── launches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def graph(self, found: CudnnLaunch, operands: Sequence[Place], result: Place) -> None:
-        """Launches a cuDNN graph on operands at these places."""
+    def graph(self, found: CudnnLaunch, count: int) -> bool:
+        """Launches a cuDNN graph of the first `count` steps, and the rest."""
         planned = self.device.plan(found.description)
+        result = self.behind(count)
+        operands = [self.place(i) for i in range(len(self.kernel.operands))]
         arguments = {number: _settled(p, operands, result, ()) for number, p in found.arguments.items()}
+        for number, constant in found.constants.items():
+            arguments[number] = self.laid_out(constant, found.description.by_uid[number])
         workspace = self.recipe.add_scratch(planned.workspace) if planned.workspace else None
-        self.recipe.launches.append(GraphLaunch(f"cudnn:{self.name}", planned, arguments, workspace))
+        self.recipe.launches.insert(0, GraphLaunch(found.name, planned, arguments, workspace))
+        return True
+
+    def laid_out(self, constant: Constant, tensor: Tensor) -> Place:
+        """The place of a constant as a cuDNN graph reads it."""
+
+        def make(array: Array) -> Block:
+            return self.device.lay_out(laid_out(array, constant, tensor))
+
+        label = f"{self.device.label} {constant.order} {tensor.dims} {tensor.strides} {tensor.dtype.name}"
+        return self.recipe.add_constant(self.supply.keep(constant.operand, label, make))
 
     def sources(self, found: Sourced, operands: Sequence[Place]) -> None:
         """Launches kernels of ours on operands at these places."""
@@ -252,4 +286,4 @@ def _settled(place: Place, operands: Sequence[Place], result: Place, scratch: Se
     return replace(found, offset=found.offset + place.offset)
 
 
-__all__ = ["APART", "KERNEL_FORMAT", "OURS", "apart", "design", "ways"]
+__all__ = ["BY_CUDNN", "CUBLAS", "KERNEL_FORMAT", "OURS", "design", "rest_of", "ways"]

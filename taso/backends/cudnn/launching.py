@@ -47,7 +47,7 @@ class KernelLaunch:
 
 
 def _argument(argument: Place | int | float, address: Address) -> object:
-    """As kernels declare them: pointers and 64-bit integers, float32."""
+    """As kernels declare them: addresses and integers of 64 bits, float32."""
     if isinstance(argument, Place):
         return np.uint64(address(argument))
     return np.int64(argument) if isinstance(argument, int) else np.float32(argument)
@@ -65,6 +65,21 @@ class MoveLaunch:
     def bind(self, address: Address) -> tuple[Call, object]:
         source, target = (self.device.view(s, address(s.place)) for s in (self.source, self.target))
         return lambda: self.device.fill(target, source), None
+
+
+@dataclass(frozen=True)
+class ProductLaunch:
+    """A matrix product by the library of the device's arrays."""
+
+    name: str
+    device: Device
+    inputs: tuple[ArraySpec, ...]
+    target: ArraySpec
+
+    def bind(self, address: Address) -> tuple[Call, object]:
+        first, second = (self.device.view(spec, address(spec.place)) for spec in self.inputs)
+        target = self.device.view(self.target, address(self.target.place))
+        return lambda: self.device.multiply(first, second, target), None
 
 
 @dataclass(frozen=True)

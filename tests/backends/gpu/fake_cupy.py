@@ -229,6 +229,9 @@ class FakeCupy:
         assert isinstance(target, DeviceArray) and isinstance(source, DeviceArray)
         self.enqueue(lambda: np.copyto(target.held, source.held))
 
+    def matmul(self, first: DeviceArray, second: DeviceArray, out: DeviceArray) -> None:
+        self.enqueue(lambda: np.matmul(first.held, second.held, out=out.held))
+
     def get_default_memory_pool(self) -> SimpleNamespace:
         return SimpleNamespace(free_all_blocks=lambda: self.said.append("free"))
 
