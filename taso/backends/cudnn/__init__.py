@@ -1,0 +1,1 @@
+"""The NVIDIA backend: cuDNN's graph API and own CUDA kernels, through CuPy."""
