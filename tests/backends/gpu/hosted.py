@@ -21,9 +21,9 @@ from taso.backends.cudnn.sources.nests import operand_strides
 from taso.backends.cudnn.sources.prelude import PRELUDE
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import PLAIN, Kernel, Operand, Step
-from taso.backends.onednn.places import OPERAND, RESULT, Place
+from taso.backends.places import OPERAND, RESULT, Place
 from taso.graph.operator import operator_named
-from taso.graph.types import DType, TensorType
+from taso.graph.types import TensorType
 
 Array = NDArray[np.generic]
 HERE = Path(__file__).resolve().parent

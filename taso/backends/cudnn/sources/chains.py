@@ -10,7 +10,7 @@ from taso.backends.cudnn.sources.launches import Place
 from taso.backends.cudnn.sources.nests import Access, broadcast_strides, channel_strides
 from taso.backends.cudnn.sources.scalars import computed, expression
 from taso.backends.lowering import Kernel, Step
-from taso.backends.onednn.places import OPERAND
+from taso.backends.places import OPERAND
 from taso.graph.types import DType, TensorType
 
 

@@ -13,7 +13,7 @@ from taso.backends.cudnn.sources.results import Loops, result_access
 from taso.backends.cudnn.sources.scalars import HELD
 from taso.backends.cudnn.sources.sections import Section, launches
 from taso.backends.lowering import Kernel
-from taso.backends.onednn.places import OPERAND, RESULT
+from taso.backends.places import OPERAND, RESULT
 from taso.graph.unknown import UnknownReal
 
 

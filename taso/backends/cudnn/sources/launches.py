@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from taso.backends.onednn.places import Place
+from taso.backends.places import Place
 
 _ENTRY = "ENTRY"
 """Stands for the entry's name in text that has none yet."""

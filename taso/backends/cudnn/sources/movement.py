@@ -19,7 +19,7 @@ from taso.backends.cudnn.sources.results import (
 from taso.backends.cudnn.sources.scalars import INTEGER, computed, literal, stored
 from taso.backends.cudnn.sources.sections import Section, launches
 from taso.backends.lowering import PLAIN, Kernel, Operand
-from taso.backends.onednn.places import OPERAND, RESULT
+from taso.backends.places import OPERAND, RESULT
 from taso.graph.ops.movement import permutation, slice_ranges
 from taso.graph.types import DType
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from taso.backends.cudnn.sources.launches import Place
 from taso.backends.cudnn.sources.scalars import stored
 from taso.backends.lowering import LAST, PLAIN, Operand
-from taso.backends.places import row_major_strides
-from taso.backends.onednn.places import strides_of
+from taso.backends.places import row_major_strides, strides_of
 from taso.graph.types import DType, TensorType
 
 

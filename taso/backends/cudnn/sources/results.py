@@ -12,7 +12,7 @@ from taso.backends.cudnn.sources.launches import Place, Sourced
 from taso.backends.cudnn.sources.nests import Access, Nest, Parameters, memory_order, operand_strides
 from taso.backends.cudnn.sources.sections import Section, launches
 from taso.backends.lowering import Kernel, Operand
-from taso.backends.onednn.places import OPERAND, RESULT
+from taso.backends.places import OPERAND, RESULT
 from taso.graph.types import DType
 
 

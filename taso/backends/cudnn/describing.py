@@ -1,0 +1,137 @@
+"""From kernels to cuDNN graphs: the anchor as an operation, the steps behind it as pointwise operations.
+
+What cuDNN's graph API cannot say is None here. Whether cuDNN has an engine for what it can say, only cuDNN knows:
+`attempts` lists what to ask it for, the most in one graph first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from taso.backends.cudnn import norms, products
+from taso.backends.cudnn.description import FLOAT32, PRECISIONS
+from taso.backends.cudnn.elementwise import RULES, joined
+from taso.backends.cudnn.frames import Unmapped, single
+from taso.backends.cudnn.norms import Anchor
+from taso.backends.cudnn.products import Stem, result_strides
+from taso.backends.cudnn.sketch import FLOATS, CudnnLaunch, Sketch
+from taso.backends.lowering import Kernel, Step
+from taso.graph.errors import BackendError
+
+log = logging.getLogger(__name__)
+
+_ANCHORS: dict[str, Anchor] = {
+    "Conv": products.convolution,
+    "ConvTranspose": products.transposed,
+    "MatMul": products.matmul,
+    "Gemm": products.gemm,
+    "MaxPool": norms.pool,
+    "AveragePool": norms.pool,
+    "GlobalAveragePool": norms.global_pool,
+    "GlobalMaxPool": norms.global_pool,
+    "Softmax": norms.softmax,
+    "LogSoftmax": norms.softmax,
+    "BatchNormalization": norms.batch_norm,
+    "LayerNormalization": norms.layer_norm,
+    "RMSNormalization": norms.layer_norm,
+    "InstanceNormalization": norms.instance_norm,
+    **{name: norms.reduction for name in norms.REDUCTIONS},
+}
+
+OPERATORS = frozenset({*_ANCHORS, *RULES})
+"""Names of the operators that `described` may find a graph for."""
+
+
+def described(kernel: Kernel, precision: str = FLOAT32) -> CudnnLaunch | None:
+    """The whole kernel as one graph, None where cuDNN's graph API cannot say it.
+
+    Raises `BackendError` for a `precision` that there is not.
+    """
+    return _sketched(kernel, precision, len(kernel.steps))
+
+
+def without_epilogue(kernel: Kernel, precision: str = FLOAT32) -> tuple[CudnnLaunch, tuple[Step, ...]] | None:
+    """The anchor alone, which writes the kernel's result, and the steps that are left to do in place on it."""
+    launch = _sketched(kernel, precision, 1)
+    return None if launch is None else (launch, kernel.steps[1:])
+
+
+def attempts(kernel: Kernel, precision: str = FLOAT32) -> Iterator[tuple[CudnnLaunch, tuple[Step, ...]]]:
+    """Graphs for a kernel with the steps that each leaves to be done in place behind it, those that leave least first.
+
+    Among equals, one in which a bias is added behind a residual comes first: for that cuDNN has engines in all layouts
+    and types, for the order of the operators only some.
+    """
+    for count in range(len(kernel.steps), 0, -1):
+        seen: set[str] = set()
+        for late in (True, False):
+            launch = _sketched(kernel, precision, count, late)
+            if launch is not None and launch.description.key not in seen:
+                seen.add(launch.description.key)
+                yield launch, kernel.steps[count:]
+
+
+def _sketched(kernel: Kernel, precision: str, count: int, late: bool = True) -> CudnnLaunch | None:
+    """A graph of the first `count` steps; with `late` a bias is added behind the residual that follows it."""
+    if precision not in PRECISIONS:
+        raise BackendError(f"{precision!r} is no precision; there are {', '.join(PRECISIONS)}")
+    try:
+        return _drawn(Sketch(kernel, precision), kernel, count, late)
+    except Unmapped as reason:
+        log.debug("no cuDNN graph of %s: %s", "+".join(step.op.name for step in kernel.steps), reason)
+        return None
+
+
+def _drawn(s: Sketch, kernel: Kernel, count: int, late: bool) -> CudnnLaunch:
+    _check(kernel)
+    first, followers = kernel.steps[0], kernel.steps[1:count]
+    anchor = _ANCHORS.get(first.op.name) if not first.op.domain else None
+    stem = _elementwise(s, first) if anchor is None else anchor(s, first, followers)
+    last = _followed(s, stem, followers, late)
+    strides = stem.strides if stem.strides is not None else result_strides(s, stem.frame)
+    if s.tensors[last].dims != (stem.frame.shape if stem.strides is None else stem.frame.dims):
+        raise Unmapped("a result that is smaller than what it is made of")
+    return s.finish(last, strides)
+
+
+def _check(kernel: Kernel) -> None:
+    if not kernel.steps or len(kernel.results) != 1:
+        raise Unmapped("a kernel without steps, or of several results")
+    tensors = (*kernel.operands, *kernel.results)
+    if any(not o.type.static or 0 in o.type.static_shape for o in tensors):
+        raise Unmapped("a tensor without elements, or of unknown size")
+    types = {o.type.dtype for o in tensors}
+    if len(types) != 1 or not types <= set(FLOATS):
+        raise Unmapped(f"element types {', '.join(sorted(t.name for t in types))}")
+    for number, step in enumerate(kernel.steps):
+        if any(i is not None and i < 0 and i != -number for i in step.inputs):
+            raise Unmapped("a step that reads another than the one before it")
+
+
+def _elementwise(s: Sketch, step: Step) -> Stem:
+    frame = single(s.out_dims, 4)
+    return Stem(joined(s, frame, step, None), frame)
+
+
+def _followed(s: Sketch, stem: Stem, followers: Sequence[Step], late: bool) -> int:
+    """The uid of the last step's output."""
+    uid, bias = stem.uid, stem.bias
+    if bias is not None and not (late and followers and _adds_whole(s, stem, followers[0])):
+        uid, bias = s.pointwise("add", uid, bias), None
+    for step in followers:
+        uid = joined(s, stem.frame, step, uid)
+        if bias is not None:
+            uid, bias = s.pointwise("add", uid, bias), None
+    return uid
+
+
+def _adds_whole(s: Sketch, stem: Stem, step: Step) -> bool:
+    """Whether a step adds a tensor of the result's own shape, a residual."""
+    operands = [i for i in step.inputs if i is not None and i >= 0]
+    if step.op.domain or step.op.name != "Add" or len(operands) != 1:
+        return False
+    return s.kernel.operands[operands[0]].type.shape == s.out.type.shape
+
+
+__all__ = ["OPERATORS", "CudnnLaunch", "attempts", "described", "without_epilogue"]
