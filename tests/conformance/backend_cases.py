@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import unittest
 import warnings
@@ -23,7 +24,12 @@ from taso.backends import fallback, stages
 from taso.graph import onnx_reference
 from taso.onnx_backend import Inputs, TasoBackend, TasoRep
 
-BACKENDS = ("reference", "onednn")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "backends" / "gpu"))
+
+from hosts import gpu_or_host  # noqa: E402  # found by the path set above
+
+BACKENDS = ("reference", "onednn", "cudnn")
+"""cuDNN is on the GPU where there is one, else in ordinary memory: graphs interpreted, kernels compiled for the host."""
 KINDS = {
     "node": "NodeModel", "light": "RealModel", "simple": "SimpleModel", "pytorch-converted": "PyTorchConvertedModel",
     "pytorch-operator": "PyTorchOperatorModel",
@@ -79,6 +85,26 @@ class OnReference(_Watched):
 
 class OnOneDNN(_Watched):
     backend = "onednn"
+
+
+class OnCuDNN(_Watched):
+    builds_only = False
+
+    @classmethod
+    def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: object) -> WatchedRep:
+        rep = super().prepare(model, device, backend="reference", **kwargs)
+        program = gpu_or_host().compile(rep.graph)
+        if cls.builds_only:
+            raise unittest.SkipTest("it was built")
+        return WatchedRep(rep.graph, program)
+
+
+def made_ready(batch: Sequence[str]) -> None:
+    """Has programs for cuDNN built, so that the kernels of all of them are compiled at once when the first runs."""
+    with mock.patch.object(OnCuDNN, "builds_only", True):
+        for case in batch:
+            if not case.startswith("light/"):
+                run(case, "cudnn")
 
 
 class Comparing(BackendTest):
@@ -151,7 +177,7 @@ def runner(backend: str) -> Comparing:
     with warnings.catch_warnings():
         # making the expected outputs divides by zero here and there
         warnings.simplefilter("ignore", RuntimeWarning)
-        return Comparing({"reference": OnReference, "onednn": OnOneDNN}[backend])
+        return Comparing({"reference": OnReference, "onednn": OnOneDNN, "cudnn": OnCuDNN}[backend])
 
 
 def names() -> list[str]:
@@ -212,7 +238,7 @@ def listed(backend: str) -> dict[str, str]:
 def excluded(backend: str) -> dict[str, str]:
     """case → why it need not pass."""
     return {case: reason for (case, on, reason) in (
-        (case, *rest.split(None, 1)) for case, rest in _lines("excluded.txt")) if on in (backend, "both")}  # fmt: skip
+        (case, *rest.split(None, 1)) for case, rest in _lines("excluded.txt")) if on in (backend, "all")}  # fmt: skip
 
 
 def _lines(file: str) -> Iterator[tuple[str, str]]:

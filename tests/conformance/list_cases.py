@@ -90,7 +90,7 @@ def _exclusions(results: dict[str, dict[str, cases.Result]]) -> tuple[str, list[
         known = {b: reasons[b].get(case, "") for b in failed}
         unexplained += [f"{case} on {b}: {results[b][case].error}" for b in failed if not known[b]]
         if len(failed) == len(cases.BACKENDS) and len(set(known.values())) == 1:
-            lines += [f"{case} both {known[failed[0]]}"] if known[failed[0]] else []
+            lines += [f"{case} all {known[failed[0]]}"] if known[failed[0]] else []
         else:
             lines += [f"{case} {b} {known[b]}" for b in failed if known[b]]
     return "\n".join(lines) + "\n", unexplained

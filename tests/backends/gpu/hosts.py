@@ -14,6 +14,7 @@ from taso.backends.cudnn.device import Extent, Launchable
 from taso.backends.cudnn.host import HostDevice
 from taso.backends.cudnn.sources.launches import Source, SourceLaunch
 from taso.backends.lowering import FLOAT32
+from taso.graph.errors import BackendUnavailable
 
 
 class HostKernels:
@@ -48,6 +49,21 @@ class HostKernels:
 def kernels() -> HostKernels:
     """Those of this process."""
     return HostKernels()
+
+
+@cache
+def gpu_missing() -> str:
+    """Why there is no GPU here, "" where there is one."""
+    try:
+        CudnnBackend()
+    except BackendUnavailable as reason:
+        return str(reason)
+    return ""
+
+
+def gpu_or_host() -> CudnnBackend:
+    """The backend on the GPU where there is one, else in ordinary memory."""
+    return host_backend() if gpu_missing() else CudnnBackend()
 
 
 def host_device(compiles: bool = True) -> HostDevice:
