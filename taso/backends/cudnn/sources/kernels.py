@@ -13,6 +13,7 @@ from taso.backends.cudnn.sources.reductions import REDUCERS
 from taso.backends.cudnn.sources.results import Loops, result_access
 from taso.backends.cudnn.sources.scalars import HELD
 from taso.backends.cudnn.sources.sections import Section, launches
+from taso.backends.cudnn.sources.windows import WINDOWS
 from taso.backends.lowering import Kernel
 from taso.backends.onednn.places import OPERAND, RESULT
 from taso.graph.unknown import UnknownReal
@@ -41,7 +42,7 @@ def sourced(kernel: Kernel) -> Sourced | None:
     return make(kernel)
 
 
-MAKERS = {**MOVERS, **REDUCERS}
+MAKERS = {**MOVERS, **REDUCERS, **WINDOWS}
 
 
 def _is_held(kernel: Kernel) -> bool:

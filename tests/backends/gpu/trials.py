@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from hosted import Array, Trial, kernel_of
 
+from taso.backends.fallback import evaluated
 from taso.backends.lowering import LAST, PLAIN, Operand
 from taso.graph.types import DType, TensorType
 
@@ -420,4 +421,57 @@ def normalized() -> Iterable[Trial]:
                 [tensor((6, 32)), tensor((32,)), tensor((32,)), tensor((6, 32))], tolerance=2e-5)  # fmt: skip
 
 
-GROUPS: dict[str, Callable[[], Iterable[Trial]]] = {"element-wise": element_wise, "movement": movement, "rows": rows}
+# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def windows() -> Iterable[Trial]:
+    for layout in (PLAIN, LAST):
+        lies = {"layouts": layout, "layout": layout}
+        for op in ("MaxPool", "AveragePool", "LpPool"):
+            yield one(op, [(2, 8, 9, 10)], **lies, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), tolerance=1e-5)
+            yield one(op, [(2, 8, 9, 10)], **lies, kernel_shape=(2, 3), ceil_mode=1, strides=(2, 3), pads=(0, 1, 1, 0), tolerance=1e-5)
+            yield one(op, [(1, 8, 9, 7)], **lies, kernel_shape=(2, 2), dilations=(2, 3), tolerance=1e-5)
+            yield one(op, [(1, 8, 9, 3)], **lies, kernel_shape=(2, 3), name="to one column", tolerance=1e-5)
+        yield one("AveragePool", [(2, 8, 6, 6)], **lies, kernel_shape=(3, 3), pads=(1, 0, 1, 1), count_include_pad=1, tolerance=1e-5)
+        yield one("LRN", [(2, 12, 4, 5)], **lies, size=5, alpha=0.3, beta=0.6, bias=1.5, tolerance=1e-5)
+        yield one("LRN", [(2, 5, 4, 3)], **lies, size=4, tolerance=1e-5)
+    yield one("MaxPool", [(2, 3, 15)], kernel_shape=(4,), strides=(3,))
+    yield one("MaxPool", [(1, 2, 5, 6, 7)], kernel_shape=(2, 3, 2), strides=(1, 2, 1), pads=(1, 0, 0, 0, 1, 1))
+    yield one("MaxPool", [(1, 4, 8, 8)], F16, kernel_shape=(3, 3), pads=(1, 1, 1, 1), layouts=LAST, layout=LAST)
+    # onnx.reference pads with NaN, which no integer is: the same in float64
+    settings = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+    in_doubles = kernel_of([("MaxPool", settings, (0,))], [tensor((1, 4, 8, 8), F64)])
+    yield trial("MaxPool int8 with pads", [("MaxPool", settings, (0,))], [tensor((1, 4, 8, 8), DType.INT8)], kind="any",
+                wanted=lambda arrays: evaluated(in_doubles)([arrays[0].astype(np.float64)]))  # fmt: skip
+    yield one("MaxPool", [(1, 4, 8, 8)], DType.UINT8, kind="any", kernel_shape=(2, 2))
+    yield one("MaxPool", [(1, 4, 8, 8)], kind="wild", kernel_shape=(2, 2), strides=(2, 2))
+    yield one("LpPool", [(1, 4, 8, 8)], kernel_shape=(2, 2), p=3, tolerance=1e-5)
+    yield one("LpPool", [(1, 4, 8, 8)], kernel_shape=(2, 2), p=1, tolerance=1e-5)
+    yield one("AveragePool", [(2, 4, 8, 8)], F16, kernel_shape=(2, 2), tolerance=2e-3)
+    yield trial("MaxPool then add relu", [("MaxPool", {"kernel_shape": (2, 2)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
+                [tensor((1, 8, 5, 5), layout=LAST), tensor((8, 1, 1))], layout=LAST)  # fmt: skip
+    yield trial("AveragePool then mul", [("AveragePool", {"kernel_shape": (3, 3)}, (0,)), ("Mul", {}, (-1, 1))],
+                [tensor((1, 8, 5, 5)), tensor((1, 8, 3, 3))], tolerance=1e-5)  # fmt: skip
+    yield from resized()
+
+
+def resized() -> Iterable[Trial]:
+    modes = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
+    for mode in ("nearest", "linear", "cubic"):
+        for coordinates in modes:
+            for scales in ((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 0.6, 1.7)):
+                yield one("Resize", [(1, 3, 5, 4)], mode=mode, coordinate_transformation_mode=coordinates, scales=scales,
+                          tolerance=2e-5)  # fmt: skip
+        yield one("Resize", [(2, 8, 5, 4)], mode=mode, sizes=(2, 8, 9, 3), layouts=LAST, layout=LAST, tolerance=2e-5)
+    for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+        yield one("Resize", [(1, 2, 7)], nearest_mode=rounding, scales=(1.0, 1.0, 1.5))
+    yield one("Resize", [(1, 2, 7)], DType.INT32, sizes=(1, 3, 14), coordinate_transformation_mode="asymmetric")
+    yield one("Resize", [(1, 4, 6, 6)], F16, mode="linear", scales=(1.0, 1.0, 2.0, 2.0), tolerance=2e-3)
+    yield one("Resize", [(1, 2, 6, 6)], mode="cubic", exclude_outside=1, scales=(1.0, 1.0, 1.5, 2.0), tolerance=2e-5)
+    yield one("Resize", [(1, 2, 6, 6)], mode="linear", axes=(3,), sizes=(9,), tolerance=2e-5)
+    yield one("Resize", [(1, 2, 6, 6)], mode="linear", scales=(1.0, 1.0, 1.0, 1.0))
+    yield trial("Resize then add", [("Resize", {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 2.0)}, (0,)), ("Add", {}, (-1, 1))],
+                [tensor((1, 8, 3, 4), layout=LAST), tensor((1, 8, 6, 8), layout=LAST)], layout=LAST)  # fmt: skip
+
+
+GROUPS: dict[str, Callable[[], Iterable[Trial]]] = {"element-wise": element_wise, "movement": movement, "rows": rows, "windows": windows}
