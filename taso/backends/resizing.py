@@ -18,7 +18,7 @@ Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class _Taps:
+class Taps:
     """What makes one axis: for each tap the element that it reads for each output, and that element's weight."""
 
     axis: int
@@ -28,15 +28,9 @@ class _Taps:
 
 def resize(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
     """What computes a Resize (ONNX Resize 10 to 19), None for antialiasing, regions and ratios that are kept."""
-    mode = attrs.str("mode")
-    unknown = attrs["antialias"] or attrs.str("coordinate_transformation_mode") not in _COORDINATES
-    if unknown or attrs["sizes"] is not None and attrs.str("keep_aspect_ratio_policy") != "stretch":
+    needed = axis_taps(attrs, x, out)
+    if needed is None or attrs.str("mode") != "nearest" and x.dtype.numpy.kind != "f":
         return None
-    if mode not in ("nearest", "linear", "cubic") or mode != "nearest" and x.dtype.numpy.kind != "f":
-        return None
-    taps = [_taps(attrs, axis, x.static_shape[axis], out.static_shape[axis], scale)
-            for axis, scale in _scales(attrs, x, out)]  # fmt: skip
-    needed = [t for t in taps if not _keeps(t, x.static_shape[t.axis])]
     if not needed:
         return lambda inputs, outs: np.copyto(outs[0], inputs[0])
     factors = _repeats(needed, x, out)
@@ -51,6 +45,18 @@ def resize(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
             array = _apply(array, tap, outs[0] if number == len(needed) - 1 else None)
 
     return run
+
+
+def axis_taps(attrs: Attrs, x: TensorType, out: TensorType) -> list[Taps] | None:
+    """What each axis that changes is made of, None of what `resize` does not compute."""
+    unknown = attrs["antialias"] or attrs.str("coordinate_transformation_mode") not in _COORDINATES
+    if unknown or attrs["sizes"] is not None and attrs.str("keep_aspect_ratio_policy") != "stretch":
+        return None
+    if attrs.str("mode") not in ("nearest", "linear", "cubic"):
+        return None
+    taps = [_taps(attrs, axis, x.static_shape[axis], out.static_shape[axis], scale)
+            for axis, scale in _scales(attrs, x, out)]  # fmt: skip
+    return [t for t in taps if not _keeps(t, x.static_shape[t.axis])]
 
 
 def _scales(attrs: Attrs, x: TensorType, out: TensorType) -> list[tuple[int, float]]:
@@ -75,12 +81,12 @@ _COORDINATES: dict[str, Callable[[Numbers, float, int, float, int], Numbers]] = 
 }
 
 
-def _taps(attrs: Attrs, axis: int, size: int, count: int, scale: float) -> _Taps:
+def _taps(attrs: Attrs, axis: int, size: int, count: int, scale: float) -> Taps:
     coordinates = _COORDINATES[attrs.str("coordinate_transformation_mode")]
     x = coordinates(np.arange(count, dtype=np.float64), scale, size, scale * size, count)
     if attrs.str("mode") == "nearest":
         rounded = _NEAREST[attrs.str("nearest_mode")](x)
-        return _Taps(axis, (np.clip(rounded, 0, size - 1).astype(np.intp),), None)
+        return Taps(axis, (np.clip(rounded, 0, size - 1).astype(np.intp),), None)
     # the element at or left of a position; one that lies on an element counts as right at the end of the step before
     left = np.ceil(x) - 1
     ratio = x - left
@@ -91,7 +97,7 @@ def _taps(attrs: Attrs, axis: int, size: int, count: int, scale: float) -> _Taps
         weights = [np.where((p >= 0) & (p < size), w, 0) for p, w in zip(places, weights, strict=True)]
         total = np.sum(weights, axis=0)
         weights = [w / total for w in weights]
-    return _Taps(axis, tuple(np.clip(p, 0, size - 1).astype(np.intp) for p in places), tuple(weights))
+    return Taps(axis, tuple(np.clip(p, 0, size - 1).astype(np.intp) for p in places), tuple(weights))
 
 
 _NEAREST: dict[str, Callable[[Numbers], Numbers]] = {
@@ -114,7 +120,7 @@ def _cubic(ratio: Numbers, a: float) -> list[Numbers]:
     return [far(ratio + 1), near(ratio), near(1 - ratio), far(2 - ratio)]
 
 
-def _keeps(tap: _Taps, size: int) -> bool:
+def _keeps(tap: Taps, size: int) -> bool:
     """Whether an axis comes out as it went in."""
     if tap.weights is None:
         return np.array_equal(tap.places[0], np.arange(size))
@@ -124,7 +130,7 @@ def _keeps(tap: _Taps, size: int) -> bool:
     )
 
 
-def _apply(array: Array, tap: _Taps, out: Array | None) -> Array:
+def _apply(array: Array, tap: Taps, out: Array | None) -> Array:
     if tap.weights is None:
         return array.take(tap.places[0], tap.axis, out=out, mode="clip")
     broad = [1] * array.ndim
@@ -144,7 +150,7 @@ def _apply(array: Array, tap: _Taps, out: Array | None) -> Array:
 # ── each element several times ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _repeats(taps: Sequence[_Taps], x: TensorType, out: TensorType) -> list[int] | None:
+def _repeats(taps: Sequence[Taps], x: TensorType, out: TensorType) -> list[int] | None:
     """How often each element comes along each axis, None where it is not that simple."""
     factors = [1] * x.rank
     for tap in taps:
@@ -163,4 +169,4 @@ def _repeated(factors: Sequence[int], x: TensorType) -> Run:
     return lambda inputs, outs: np.copyto(outs[0].reshape(whole), inputs[0].reshape(once))
 
 
-__all__ = ["resize"]
+__all__ = ["Taps", "axis_taps", "resize"]

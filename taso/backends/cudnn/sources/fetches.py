@@ -29,8 +29,8 @@ class Fetch(Protocol):
         ...
 
     @property
-    def widest(self) -> int:
-        """The most lanes that are of use."""
+    def together(self) -> bool:
+        """Whether all lanes are made at once, so that none of the pinned loops may be the innermost one."""
         ...
 
     def fill(self, nest: Nest, parameters: Parameters, width: int, array: str) -> list[str]:
@@ -64,8 +64,8 @@ class Straight:
     """Elements at an affine place."""
 
     access: Access
-    widest: int = 16
     computed: bool = False
+    together: bool = False
     pinned: frozenset[int] = frozenset()
 
     @property
@@ -112,8 +112,8 @@ class Looked:
 
     access: Access
     lookups: tuple[Lookup, ...]
-    widest: int = 16
     computed: bool = False
+    together: bool = False
     pinned: frozenset[int] = frozenset()
 
     @property
@@ -145,8 +145,8 @@ class Guarded:
     access: Access
     bounds: tuple[tuple[int, int, int], ...]
     otherwise: str
-    widest: int = 16
     computed: bool = False
+    together: bool = False
 
     @property
     def dtype(self) -> DType:
@@ -180,8 +180,8 @@ class Mapped:
 
     access: Access
     maps: tuple[tuple[int, str, int], ...]
-    widest: int = 16
     computed: bool = False
+    together: bool = False
 
     @property
     def dtype(self) -> DType:
@@ -207,14 +207,17 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Made:
-    """Elements that text makes: `write` gives the lines, of a nest and of names of buffers, that fill an array."""
+    """Elements that text makes: `write` gives the lines, of a nest and of names of buffers, that fill an array.
+
+    With `together` the text is for all lanes at once: none of the loops that it asks for may be the innermost one.
+    """
 
     dtype: DType
     accesses: tuple[Access, ...]
     pinned: frozenset[int]
     write: Callable[[Nest, Parameters, int, str], list[str]]
-    widest: int = 1
     computed: bool = False
+    together: bool = False
 
     def fill(self, nest: Nest, parameters: Parameters, width: int, array: str) -> list[str]:
         return self.write(nest, parameters, width, array)

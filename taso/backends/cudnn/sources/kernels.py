@@ -9,9 +9,11 @@ from taso.backends.cudnn.sources.fetches import Straight
 from taso.backends.cudnn.sources.launches import Place, Sourced
 from taso.backends.cudnn.sources.movement import MOVERS, change_of_layout
 from taso.backends.cudnn.sources.nests import lies_plainly_or_last
+from taso.backends.cudnn.sources.reductions import REDUCERS
 from taso.backends.cudnn.sources.results import Loops, result_access
 from taso.backends.cudnn.sources.scalars import HELD
 from taso.backends.cudnn.sources.sections import Section, launches
+from taso.backends.cudnn.sources.windows import WINDOWS
 from taso.backends.lowering import Kernel
 from taso.backends.places import OPERAND, RESULT
 from taso.graph.unknown import UnknownReal
@@ -40,7 +42,7 @@ def sourced(kernel: Kernel) -> Sourced | None:
     return make(kernel)
 
 
-MAKERS = {**MOVERS}
+MAKERS = {**MOVERS, **REDUCERS, **WINDOWS}
 
 
 def _is_held(kernel: Kernel) -> bool:

@@ -59,23 +59,28 @@ class Nest:
     """Loops, outermost first, with neighbours merged wherever every access runs through both without a jump.
 
     `pinned` are loops whose number itself is asked for: they stay alone. In text a loop's number is `l<n>`, and in a
-    loop over `V` lanes, where the innermost stands for V numbers, `j<n>` of that one.
+    loop over `V` lanes, where the innermost stands for V numbers, `j<n>` of that one. Loops from number `cut` on are
+    apart from those before: `outer` says how many these are once merged.
     """
 
-    def __init__(self, extents: Sequence[int], accesses: Sequence[Access], pinned: Collection[int] = ()) -> None:
-        self.given = list(extents)
+    def __init__(
+        self, extents: Sequence[int], accesses: Sequence[Access], pinned: Collection[int] = (), cut: int = 0
+    ) -> None:
         groups: list[list[int]] = []
         for loop, extent in enumerate(extents):
             if extent == 1:
                 continue
-            apart = loop in pinned or bool(groups) and groups[-1][-1] in pinned
+            apart = loop in pinned or bool(groups) and groups[-1][-1] < cut <= loop or bool(groups) and groups[-1][-1] in pinned
             if groups and not apart and _run_on(accesses, groups[-1][-1], loop, extent):
                 groups[-1].append(loop)
             else:
                 groups.append([loop])
-        self.extents = [math.prod(extents[x] for x in group) for group in groups] or [1]
+        self.outer = sum(group[-1] < cut for group in groups)
+        # what has no loop that moves still has one
+        still = self.outer == len(groups)
+        self.extents = [math.prod(extents[x] for x in group) for group in groups] + [1] * still
         self._places = {group[-1]: n for n, group in enumerate(groups)}
-        self._strides = {a: tuple(a.strides[group[-1]] for group in groups) or (0,) for a in accesses}
+        self._strides = {a: (*(a.strides[group[-1]] for group in groups), *(0,) * still) for a in accesses}
         reach = [a.offset + sum(max(s * (n - 1), 0) for s, n in zip(a.strides, extents, strict=True)) for a in accesses]
         self.wide_index = max(math.prod(extents), *reach, 0) >= (1 << 31) - (1 << 16)
 

@@ -102,7 +102,7 @@ def one_by_one(
         lines, value = text(nest, parameters)
         return lanes(nest, [*lines, f"{array}[k] = {value};"])
 
-    return Made(dtype, tuple(accesses), pinned, write, 16, computed)
+    return Made(dtype, tuple(accesses), pinned, write, computed)
 
 
 __all__ = ["LoopOf", "Loops", "made_of", "one_by_one", "operand_access", "result_access", "steps_behind"]

@@ -65,7 +65,9 @@ class Section:
         nest, sizes = self.nest, [self.target.dtype.itemsize]
         for fetch in self.fetches:
             sizes += [fetch.dtype.itemsize for a in fetch.accesses[:1] if nest.strides(a)[-1] == 1]
-        width = min(_BYTES // max(sizes), *(f.widest for f in self.fetches)) if self.fetches else 1
+        if any(f.together and nest.loop(x) == nest.inner for f in self.fetches for x in f.pinned):
+            return 1
+        width = _BYTES // max(sizes)
         while width > 1 and not (nest.extents[-1] % width == 0 and nest.steps_evenly(self.target, width)):
             width //= 2
         return max(width, 1)
