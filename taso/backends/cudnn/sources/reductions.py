@@ -14,7 +14,7 @@ from taso.backends.cudnn.sources.results import LoopOf, Loops, steps_behind
 from taso.backends.cudnn.sources.rows import Pass, Rows
 from taso.backends.cudnn.sources.scalars import INTEGER, REAL, computed, literal
 from taso.backends.lowering import Kernel, Operand
-from taso.backends.onednn.places import OPERAND, RESULT
+from taso.backends.places import OPERAND, RESULT
 from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType
 

@@ -19,7 +19,7 @@ from taso.backends.cudnn.sources.launches import Place, Source, SourceLaunch
 from taso.backends.cudnn.sources.nests import Access, Nest, Parameters
 from taso.backends.cudnn.sources.prelude import PRELUDE
 from taso.backends.cudnn.sources.scalars import computed, stored
-from taso.backends.onednn.places import SCRATCH
+from taso.backends.places import SCRATCH
 from taso.graph.types import DType
 
 _THREADS = 256
