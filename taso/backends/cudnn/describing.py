@@ -6,11 +6,13 @@ What cuDNN's graph API cannot say is None here. Whether cuDNN has an engine for 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from taso.backends.cudnn import norms, products
-from taso.backends.cudnn.description import FLOAT32, PRECISIONS
+from taso.backends.cudnn.description import BF16, FLOAT32, FP16, PRECISIONS, TF32
 from taso.backends.cudnn.elementwise import RULES, joined
 from taso.backends.cudnn.frames import Unmapped, single
 from taso.backends.cudnn.norms import Anchor
@@ -18,6 +20,7 @@ from taso.backends.cudnn.products import Stem, result_strides
 from taso.backends.cudnn.sketch import FLOATS, CudnnLaunch, Sketch
 from taso.backends.lowering import Kernel, Step
 from taso.graph.errors import BackendError
+from taso.graph.operator import REGISTRY
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +64,42 @@ def attempts(kernel: Kernel, precision: str = FLOAT32) -> Iterator[tuple[CudnnLa
     """Graphs for a kernel with the steps that each leaves to be done in place behind it, those that leave least first.
 
     Among equals, one in which a bias is added behind a residual comes first: for that cuDNN has engines in all layouts
-    and types, for the order of the operators only some.
+    and types, for the order of the operators only some. Where factors may be rounded to half or bfloat16, TF32 comes
+    behind, which keeps as many bits.
     """
+    precisions = (precision, TF32) if precision in (FP16, BF16) else (precision,)
     for count in range(len(kernel.steps), 0, -1):
         seen: set[str] = set()
-        for late in (True, False):
-            launch = _sketched(kernel, precision, count, late)
+        for kept, late in itertools.product(precisions, (True, False)):
+            launch = _sketched(kernel, kept, count, late)
             if launch is not None and launch.description.key not in seen:
                 seen.add(launch.description.key)
                 yield launch, kernel.steps[count:]
+
+
+def unbiased(kernel: Kernel) -> Kernel | None:
+    """The kernel with a bias of its convolution as a step behind it, None where it has none.
+
+    That step's operand is the bias seen with axes of size 1 behind it, in the same memory. For anchors of which cuDNN
+    has no plan with anything added: transposed convolutions in the plain layout.
+    """
+    first = kernel.steps[0] if kernel.steps else None
+    if first is None or first.op.domain or first.op.name not in ("Conv", "ConvTranspose") or len(first.inputs) < 3:
+        return None
+    index = first.inputs[2]
+    if index is None or index < 0 or any(index in step.inputs for step in kernel.steps[1:]):
+        return None
+    bias, rank = kernel.operands[index], kernel.results[0].type.rank
+    seen = replace(bias, type=bias.type.with_shape((*bias.type.dims, *(1,) * (rank - 2))))
+    operands = (*kernel.operands[:index], seen, *kernel.operands[index + 1 :])
+    add = Step(REGISTRY["Add"], REGISTRY["Add"].complete({}), (-1, index))
+    rest = (_later(step) for step in kernel.steps[1:])
+    return replace(kernel, operands=operands, steps=(replace(first, inputs=first.inputs[:2]), add, *rest))
+
+
+def _later(step: Step) -> Step:
+    """A step with one more before it."""
+    return replace(step, inputs=tuple(i - 1 if i is not None and i < 0 else i for i in step.inputs))
 
 
 def _sketched(kernel: Kernel, precision: str, count: int, late: bool = True) -> CudnnLaunch | None:
@@ -134,4 +164,4 @@ def _adds_whole(s: Sketch, stem: Stem, step: Step) -> bool:
     return s.kernel.operands[operands[0]].type.shape == s.out.type.shape
 
 
-__all__ = ["OPERATORS", "CudnnLaunch", "attempts", "described", "without_epilogue"]
+__all__ = ["OPERATORS", "CudnnLaunch", "attempts", "described", "unbiased", "without_epilogue"]

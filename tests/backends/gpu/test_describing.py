@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from taso.backends.cudnn.attention import MASK, OUT, Heads, K, Q, V, attention
-from taso.backends.cudnn.describing import attempts, described, without_epilogue
+from taso.backends.cudnn.describing import attempts, described, unbiased, without_epilogue
 from taso.backends.cudnn.description import BF16, FLOAT32, FP16, TF32, Description, Operation, Tensor
 from taso.backends.cudnn.elementwise import RULES
 from taso.backends.cudnn.interpreted import interpret, viewed
@@ -363,6 +363,29 @@ def test_attempts_leave_ever_more_steps_and_all_of_them_are_right() -> None:
     for launch, rest in found:
         part_of = replace(kernel, steps=kernel.steps[: len(kernel.steps) - len(rest)])
         assert apart(by_graph(kernel, launch, arrays), by_definition(part_of, arrays)) <= CLOSE
+
+
+@pytest.mark.parametrize("name, weight", [("Conv", (5, 4, 3, 3)), ("ConvTranspose", (4, 5, 3, 3))])
+def test_a_bias_as_a_step_behind_gives_the_same(name: str, weight: tuple[int, ...]) -> None:
+    operands = [Given((1, 4, 6, 6)), Given(weight), Given((5,), constant=True), Given((5, 1, 1))]
+    kernel = made(operands, [part(name, 0, 1, 2), part("Mul", -1, 3), part("Relu", -1)])
+    found = unbiased(kernel)
+    assert found is not None and [s.op.name for s in found.steps] == [name, "Add", "Mul", "Relu"]
+    arrays = arrays_of(kernel)
+    turned = [a.reshape(o.type.static_shape) for a, o in zip(arrays, found.operands, strict=True)]
+    assert apart(by_definition(found, turned), by_definition(kernel, arrays)) <= CLOSE
+    checked(found)
+
+
+def test_kernels_without_a_bias_have_none_to_move() -> None:
+    assert unbiased(made([Given((2, 3)), Given((3, 2))], [part("MatMul", 0, 1)])) is None
+    assert unbiased(made([Given((1, 4, 6, 6)), Given((4, 4, 3, 3))], [part("Conv", 0, 1)])) is None
+
+
+def test_attempts_at_half_precision_end_with_one_that_keeps_as_many_bits() -> None:
+    kernel = made([Given((4, 8)), Given((8, 8))], [part("MatMul", 0, 1)])
+    assert [launch.description.precision for launch, _ in attempts(kernel, FP16)] == [FP16, TF32]
+    assert [launch.description.precision for launch, _ in attempts(kernel, TF32)] == [TF32]
 
 
 def test_a_residual_comes_before_the_bias_in_the_first_attempt() -> None:
