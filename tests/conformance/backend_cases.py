@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "backends" / "gpu"))
 from hosts import gpu_or_host  # noqa: E402  # found by the path set above
 
 BACKENDS = ("reference", "onednn", "cudnn")
-"""cuDNN is on the GPU where there is one, else in ordinary memory: graphs interpreted, kernels compiled for the host."""
+"""cuDNN is on the GPU where there is one, else in ordinary memory: graphs interpreted, our kernels on the processor."""
 KINDS = {
     "node": "NodeModel", "light": "RealModel", "simple": "SimpleModel", "pytorch-converted": "PyTorchConvertedModel",
     "pytorch-operator": "PyTorchOperatorModel",

@@ -19,6 +19,7 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.cudnn.description import Description
+from taso.backends.cudnn.frontend import DeviceMemoryFull
 from taso.backends.places import OPERAND, ArraySpec, Block, Place
 from taso.backends.recipe import Call
 from taso.graph.errors import BackendError, BackendUnavailable
@@ -40,6 +41,21 @@ class Planned(Protocol):
     def bind(self, addresses: Mapping[int, int], workspace: int) -> Call:
         """What runs it on tensors at these addresses, by the numbers that the description gives them."""
         ...
+
+
+class Tunable(Planned, Protocol):
+    """One of which cuDNN has several plans."""
+
+    def tune(self, device: Clock) -> None:
+        """Takes the fastest of them."""
+        ...
+
+
+class Clock(Protocol):
+    """What plans are timed on."""
+
+    def reserve(self, size: int) -> Block: ...
+    def seconds(self, call: Call) -> float: ...
 
 
 class Launchable(Protocol):
@@ -314,7 +330,7 @@ class CudaDevice:
     compiles = True
 
     def __init__(
-        self, module: Cupy, planner: Callable[[Description, Callable[[], int]], Planned], about: str = ""
+        self, module: Cupy, planner: Callable[[Description, Callable[[], int]], Tunable], about: str = ""
     ) -> None:
         self._cupy = module
         self._cuda = module.cuda
@@ -409,7 +425,9 @@ class CudaDevice:
 
     def plan(self, description: Description) -> Planned:
         if description.key not in self._plans:
-            self._plans[description.key] = self._planner(description, self._stream)
+            found = self._planner(description, self._stream)
+            found.tune(_Apart(self))
+            self._plans[description.key] = found
         return self._plans[description.key]
 
     def function(self, code: str, entry: str) -> Launchable:
@@ -481,7 +499,7 @@ class CudaDevice:
             raise
         except MemoryError as error:
             self.release()
-            raise BackendError(f"the GPU's memory is full ({what}): {_line(error)}") from error
+            raise DeviceMemoryFull(f"the GPU's memory is full ({what}): {_line(error)}") from error
         except Exception as error:
             if not _of_the_gpu(error):
                 raise
@@ -491,6 +509,22 @@ class CudaDevice:
     def wait(self, last: object) -> None:
         if last is not None:
             cast(_Event, last).synchronize()
+
+
+@dataclass
+class _Apart:
+    """A clock that sees the device alone: several calls in one replay, without what it takes the host to launch them.
+    """
+
+    device: CudaDevice
+    repetitions: int = 8
+
+    def reserve(self, size: int) -> Block:
+        return self.device.reserve(size)
+
+    def seconds(self, call: Call) -> float:
+        with self.device.working("timing a plan"):
+            return self.device.seconds(self.device.replayed([call] * self.repetitions)) / self.repetitions
 
 
 def _carried(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:

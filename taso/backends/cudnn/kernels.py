@@ -18,9 +18,10 @@ from taso.backends.base import Array
 from taso.backends.cudnn.describing import CudnnLaunch, attempts
 from taso.backends.cudnn.description import Tensor
 from taso.backends.cudnn.device import Device
+from taso.backends.cudnn.frontend import DeviceMemoryFull, GraphUnsupported
 from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch, MoveLaunch, ProductLaunch
 from taso.backends.cudnn.moves import moves
-from taso.backends.cudnn.sketch import Constant, laid_out
+from taso.backends.cudnn.sketch import Constant, WeightTooLarge, laid_out
 from taso.backends.cudnn.sources.kernels import sourced
 from taso.backends.cudnn.sources.launches import Sourced
 from taso.backends.fallback import evaluated
@@ -58,8 +59,10 @@ def design(
         try:
             if way(designer):
                 return designer.recipe
+        except DeviceMemoryFull:
+            raise
         except BackendError as reason:
-            log.debug("%s otherwise: %s", kernel.key, reason)
+            log.warning("a kernel is computed in another way: %s", str(reason))
     designer = _Designer(kernel, device, supply, precision)
     designer.evaluate()
     return designer.recipe
@@ -174,12 +177,13 @@ class _Designer:
 
     def cudnn(self) -> bool:
         """As many steps as cuDNN has a plan for in one graph, the rest by a kernel of ours behind it."""
-        for found, left in attempts(self.kernel, self.precision):
-            try:
-                return self.graph(found, len(self.kernel.steps) - len(left))
-            except BackendError as reason:
-                log.debug("cuDNN does not run %s: %s", found.name, reason)
-                self.recipe, self.constants = Recipe(), {}
+        for precision in dict.fromkeys((self.precision, FLOAT32)):
+            for found, left in attempts(self.kernel, precision):
+                try:
+                    return self.graph(found, len(self.kernel.steps) - len(left))
+                except (GraphUnsupported, WeightTooLarge) as reason:
+                    log.debug("cuDNN does not run %s: %s", found.name, str(reason))
+                    self.recipe, self.constants = Recipe(), {}
         return False
 
     def cublas(self) -> bool:
@@ -201,7 +205,7 @@ class _Designer:
         rest, operands = rest_of(self.kernel, count)
         found = sourced(rest) if self.device.compiles else None
         if found is None:
-            raise BackendError(f"no kernel of ours computes {'+'.join(s.op.name for s in rest.steps)}")
+            raise GraphUnsupported(f"no kernel of ours computes {'+'.join(s.op.name for s in rest.steps)}")
         between = Place(RESULT)
         if 0 not in found.shares:
             between = self.recipe.add_scratch(tensor_bytes(self.kernel.results[0].type))

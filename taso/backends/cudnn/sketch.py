@@ -19,6 +19,10 @@ FLOATS = (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)
 _NARROW = {FP16: DType.FLOAT16, BF16: DType.BFLOAT16}
 
 
+class WeightTooLarge(BackendError):
+    """A constant has values that the type in which a graph reads it does not hold."""
+
+
 @dataclass(frozen=True)
 class Constant:
     """Which constant operand a tensor is, and in which order its axes are taken before they are reshaped to it."""
@@ -48,13 +52,13 @@ class CudnnLaunch:
 def laid_out(array: Array, constant: Constant, tensor: Tensor) -> Array:
     """The memory (one axis) of a constant as a graph reads it.
 
-    Raises `BackendError` where a finite value is infinite in the tensor's type.
+    Raises `WeightTooLarge` where a finite value is infinite in the tensor's type.
     """
     turned = np.transpose(array, constant.order).reshape(tensor.dims)
     with np.errstate(over="ignore"):
         values = turned.astype(tensor.dtype.numpy)
     if tensor.dtype in _NARROW.values() and np.isfinite(turned).all() and not np.isfinite(values).all():
-        raise BackendError(f"a weight has values beyond what {tensor.dtype.name} holds: use another precision")
+        raise WeightTooLarge(f"a weight has values beyond what {tensor.dtype.name} holds: use another precision")
     memory = np.zeros(tensor.span, tensor.dtype.numpy)
     steps = tuple(s * memory.itemsize for s in tensor.strides)
     np.lib.stride_tricks.as_strided(memory, tensor.dims, steps)[...] = values

@@ -5,22 +5,30 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 from fake_cupy import CUDARuntimeError, DeviceArray, FakeCupy
+from hosted import compiler
+from hosts import kernels
+from test_cudnn_executor import blocks
+from test_onednn_executor import TOLERANCE, Build, feeds_for, worst
 
 import taso.graph.ops  # noqa: F401  # registers the operators
 from taso.backends import select
 from taso.backends.cudnn import device as devices
 from taso.backends.cudnn.backend import CudnnBackend
 from taso.backends.cudnn.description import Description
-from taso.backends.cudnn.device import CudaDevice, Cupy, Planned, checked_cupy
+from taso.backends.cudnn.device import Clock, CudaDevice, Cupy, Tunable, checked_cupy
+from taso.backends.cudnn.frontend import GraphUnsupported
+from taso.backends.cudnn.interpreted import Interpreted
 from taso.backends.places import OPERAND, ArraySpec, Place
 from taso.backends.select import get_backend
 from taso.graph.errors import BackendError, BackendUnavailable, InputError
+from taso.graph.evaluate import evaluate_graph
 from taso.graph.graph import Graph
 from taso.graph.operator import REGISTRY
 from taso.graph.types import DType, SymDim, TensorType
@@ -28,12 +36,31 @@ from taso.graph.types import DType, SymDim, TensorType
 ALL = {"cupy-cuda12x": "14.2.0", "nvidia-cudnn-cu12": "9.28", "nvidia-cudnn-frontend": "1.32"}
 
 
-def no_plan(description: Description, stream: object) -> Planned:
-    raise BackendError("there is no cuDNN here")
+def no_plan(description: Description, stream: object) -> Tunable:
+    raise GraphUnsupported("there is no cuDNN here")
 
 
 def device_of(fake: FakeCupy) -> CudaDevice:
     return CudaDevice(cast(Cupy, fake), no_plan, "cuDNN 9")
+
+
+class Enqueued:
+    """A cuDNN graph interpreted when its turn comes on the stand-in's stream."""
+
+    workspace = 256
+
+    def __init__(self, fake: FakeCupy, description: Description) -> None:
+        self._fake, self._plan = fake, Interpreted(description)
+        self.timed: list[float] = []
+
+    def tune(self, clock: Clock) -> None:
+        blocks = {t.uid: clock.reserve(4 * t.span) for t in self._plan.description.stored}
+        call = self.bind({uid: block.address for uid, block in blocks.items()}, 0)
+        self.timed.append(clock.seconds(call))
+
+    def bind(self, addresses: Mapping[int, int], workspace: int) -> Callable[[], None]:
+        run = self._plan.bind(addresses, workspace)
+        return lambda: self._fake.enqueue(run)
 
 
 def transposed(*shape: int | SymDim, dtype: DType = DType.FLOAT) -> Graph:
@@ -199,6 +226,29 @@ def test_arrays_on_the_gpu_that_do_not_fit_are_refused(array: np.ndarray) -> Non
     program = CudnnBackend(device=device_of(FakeCupy())).compile(transposed(2, 3))
     with pytest.raises(InputError, match="input 'x' must be"):
         program({"x": cast(np.ndarray, DeviceArray((), held=array))})
+
+
+def test_a_model_runs_as_one_captured_graph_as_its_definitions_say() -> None:
+    """Convolutions by (interpreted) cuDNN, the rest by kernels of ours where they can be compiled."""
+    fake = FakeCupy(compiler=kernels() if compiler() else None)
+    plans: list[Enqueued] = []
+
+    def planner(description: Description, stream: object) -> Tunable:
+        plans.append(Enqueued(fake, description))
+        return plans[-1]
+
+    backend = CudnnBackend(device=CudaDevice(cast(Cupy, fake), planner))
+    b = Build()
+    graph = b.outputs(blocks(b))
+    program = backend.compile(graph)
+    fake.said.clear()
+    feeds = feeds_for(graph)
+    found = program(feeds)
+    assert worst(found, evaluate_graph(graph, feeds, wide=True)) <= TOLERANCE
+    if compiler():
+        assert sum(s.startswith("launch") for s in fake.said) == 1
+    assert plans and all(plan.timed for plan in plans)
+    assert len({plan._plan.description.key for plan in plans}) == len(plans), "a graph is planned once"
 
 
 # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────
