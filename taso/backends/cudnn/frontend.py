@@ -1,7 +1,7 @@
 """cuDNN's Python frontend: the one place that imports it. It is fed with nothing but descriptions.
 
-A graph is built, cuDNN's heuristics are asked for plans (mode A, then what it falls back to), and those that compute
-otherwise than the description's precision allows are left out. The first plan that can be built is taken, until
+A graph is built, cuDNN's heuristics are asked for plans (modes A and B, then what it falls back to), and those that
+compute otherwise than the description's precision allows are left out. The first plan that can be built is taken, until
 `PlannedGraph.tune` has timed the best few.
 """
 
@@ -397,7 +397,7 @@ def planned(
         graph = drawn(module, description, settings)
         graph.validate()
         graph.build_operation_graph()
-        graph.create_execution_plans([_member(module.heur_mode, n) for n in ("A", "FALLBACK")])
+        graph.create_execution_plans([_member(module.heur_mode, n) for n in ("A", "B", "FALLBACK")])
         notes = [getattr(module.numerical_note, n, None) for n in _barred(description)]
         graph.deselect_numeric_notes([note for note in notes if note is not None])
     return PlannedGraph(module, graph, description, stream)
