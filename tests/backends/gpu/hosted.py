@@ -23,7 +23,7 @@ from taso.backends.fallback import evaluated
 from taso.backends.lowering import PLAIN, Kernel, Operand, Step
 from taso.backends.onednn.places import OPERAND, RESULT, Place
 from taso.graph.operator import operator_named
-from taso.graph.types import DType, TensorType
+from taso.graph.types import TensorType
 
 Array = NDArray[np.generic]
 HERE = Path(__file__).resolve().parent

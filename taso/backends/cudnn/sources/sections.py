@@ -98,9 +98,7 @@ class Section:
         if self.crossed is None:
             return max(min(-(-self.nest.size // self.width // THREADS), _MOST_BLOCKS), 1)
         loop = self.crossed[0]
-        return math.prod(
-            -(-n // _TILE) if x in (loop, self.nest.inner) else n for x, n in enumerate(self.nest.extents)
-        )
+        return math.prod(-(-n // _TILE) if x in (loop, self.nest.inner) else n for x, n in enumerate(self.nest.extents))
 
     def elements(self, parameters: Parameters, tiled: Sequence[int] = ()) -> list[str]:
         """Text that makes V elements where the loops stand; of the fetches `tiled` they are there already."""
@@ -136,9 +134,7 @@ class Section:
     def wide_pointers(self, parameters: Parameters) -> str:
         """Text that says whether every buffer that is read or written widely begins where that is possible."""
         accesses = [self.target, *(a for f in self.fetches for a in f.accesses if a.dtype is f.dtype)]
-        names = dict.fromkeys(
-            parameters.name(a.place, a.dtype) for a in accesses if self.nest.strides(a)[-1] == 1
-        )
+        names = dict.fromkeys(parameters.name(a.place, a.dtype) for a in accesses if self.nest.strides(a)[-1] == 1)
         return " && ".join(f"aligned<{self.width}>({n})" for n in names) or "true"
 
 
