@@ -317,6 +317,9 @@ def movement() -> Iterable[Trial]:
     yield one("Concat", [(2, 4, 3, 5), (2, 8, 3, 5)], layouts=(LAST, PLAIN), axis=1)
     yield one("Concat", [(1, 2)] * 35, F16, axis=0)
     yield one("Concat", [(2, 0, 3), (2, 2, 3)], axis=1)
+    # tiles of all sections share one memory
+    shapes, many = [(1, 20, 4, 5)] * 18, [LAST] * 18
+    yield one("Concat", shapes, F64, name="of many tensors in another layout", layouts=many, axis=2)
     yield one("Split", [(2, 9, 4)], axis=1, split=(2, 3, 4))
     yield one("Split", [(2, 9, 4)], F16, axis=1, split=(9,))
     yield one("Split", [(3, 8)], axis=-1, split=(3, 0, 5))
