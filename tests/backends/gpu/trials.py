@@ -524,6 +524,7 @@ def normalized() -> Iterable[Trial]:
         )
         yield one("MeanVarianceNormalization", [(3, 8, 5, 4)], layouts=layout, layout=layout, tolerance=2e-5)
     yield one("MeanVarianceNormalization", [(3, 8, 5)], axes=(1,), tolerance=2e-5)
+    yield one("GroupNormalization", [(2, 4, 30), (4,), (4,)], num_groups=4, tolerance=2e-5)
     yield one("GroupNormalization", [(2, 4, 30), (4,), (4,)], num_groups=2, epsilon=0.01, tolerance=2e-5)
     for p in (1, 2):
         yield one("LpNormalization", [(3, 9, 4)], axis=1, p=p, tolerance=1e-5)

@@ -46,8 +46,9 @@ class _Row:
         operand = kernel.operands[_input(kernel)]
         kept, reduced = list[LoopOf](), list[LoopOf]()
         for loop in Loops.of(operand, split).loops:
-            inner = loop.axis in axes and (loop.axis not in (split or {}) or loop.step == 1)
-            (reduced if inner else kept).append(loop)
+            # of the two loops of an axis the outer one comes first
+            first = loop.axis in (split or {}) and all(x.axis != loop.axis for x in kept)
+            (reduced if loop.axis in axes and not first else kept).append(loop)
         return _Row(kernel, tuple(kept), tuple(reduced))
 
     @property
