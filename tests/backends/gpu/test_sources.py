@@ -10,11 +10,14 @@ from pathlib import Path
 import hosted
 import numpy as np
 import pytest
+from drawn import drawn
 from hosted import Library, Trial, compiled_by_nvrtc, compiler, nvrtc, run
 from models import relative_error
-from trials import GROUPS
+from trials import GROUPS as LISTED
 
 from taso.backends.cudnn.sources.kernels import sourced
+
+GROUPS = {**LISTED, "drawn": drawn}
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
 needs_nvrtc = pytest.mark.skipif(nvrtc() is None, reason="there is no NVRTC here")

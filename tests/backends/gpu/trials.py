@@ -48,17 +48,23 @@ def tensor(shape: Sequence[int], dtype: DType = F32, layout: str = PLAIN, consta
 
 
 def trial(
-    name: str, steps: Sequence[tuple[str, Mapping[str, object], Sequence[int | None]]], operands: Sequence[Operand],
-    kind: str = "small", given: Mapping[int, object] | None = None, layout: str = PLAIN, tolerance: float | None = None,
+    name: str,
+    steps: Sequence[tuple[str, Mapping[str, object], Sequence[int | None]]],
+    operands: Sequence[Operand],
+    kind: str = "small",
+    given: Mapping[int, object] | None = None,
+    layout: str = PLAIN,
+    tolerance: float | None = None,
     wanted: Callable[[Sequence[Array]], Sequence[Array]] | None = None,
-) -> Trial:  # fmt: skip
+) -> Trial:
     rng = rng_of(name)
     kernel = kernel_of(steps, operands, layout=layout)
     arrays = [
-        np.asarray(given[i], o.type.dtype.numpy) if given and i in given
+        np.asarray(given[i], o.type.dtype.numpy)
+        if given and i in given
         else values(o.type.static_shape, o.type.dtype, rng, kind)
         for i, o in enumerate(operands)
-    ]  # fmt: skip
+    ]
     floats = [r.type.dtype for r in (*kernel.results, *operands) if r.type.dtype in REAL]
     found = tolerance if tolerance is not None else max((TOLERANCES[d] for d in floats), default=0.0)
     made = Trial(name, kernel, arrays, found)
@@ -68,10 +74,18 @@ def trial(
 
 
 def one(
-    op: str, shapes: Sequence[Sequence[int]], dtypes: DType | Sequence[DType] = F32, name: str = "", kind: str = "small",
-    layouts: Sequence[str] | str = PLAIN, layout: str = PLAIN, given: Mapping[int, object] | None = None,
-    tolerance: float | None = None, absent: Sequence[int] = (), **attrs: object,
-) -> Trial:  # fmt: skip
+    op: str,
+    shapes: Sequence[Sequence[int]],
+    dtypes: DType | Sequence[DType] = F32,
+    name: str = "",
+    kind: str = "small",
+    layouts: Sequence[str] | str = PLAIN,
+    layout: str = PLAIN,
+    given: Mapping[int, object] | None = None,
+    tolerance: float | None = None,
+    absent: Sequence[int] = (),
+    **attrs: object,
+) -> Trial:
     """A kernel of one operator."""
     dtypes = [dtypes] * len(shapes) if isinstance(dtypes, DType) else list(dtypes)
     layouts = [layouts] * len(shapes) if isinstance(layouts, str) else list(layouts)
@@ -79,7 +93,9 @@ def one(
     inputs: list[int | None] = list(range(len(shapes)))
     for position in absent:
         inputs.insert(position, None)
-    shown = " ".join([op, name, *dict.fromkeys(d.name.lower() for d in dtypes), *("x".join(map(str, s)) for s in shapes)])
+    shown = " ".join(
+        [op, name, *dict.fromkeys(d.name.lower() for d in dtypes), *("x".join(map(str, s)) for s in shapes)]
+    )
     more = " ".join(f"{k}={v.name if isinstance(v, DType) else v}" for k, v in attrs.items())
     lies = " ".join(["->".join(["/".join(layouts), layout])] if {*layouts, layout} != {PLAIN} else [])
     full = " ".join(x for x in (shown, more, lies, kind if kind != "small" else "") if x)
@@ -154,8 +170,15 @@ def element_wise() -> Iterable[Trial]:
     for dtype in (F32, DType.INT64, F16, BOOL, DType.UINT8):
         yield one("Where", [SHAPE, SHAPE, (4, 1)], [BOOL, dtype, dtype])
     exponents = rng_of("power").integers(0, 5, SHAPE)
-    for base, exponent in ((F32, F32), (F64, F64), (F32, DType.INT64), (DType.INT32, DType.INT32), (DType.INT64, F32),
-                           (F16, F16), (F32, F64)):  # fmt: skip
+    for base, exponent in (
+        (F32, F32),
+        (F64, F64),
+        (F32, DType.INT64),
+        (DType.INT32, DType.INT32),
+        (DType.INT64, F32),
+        (F16, F16),
+        (F32, F64),
+    ):
         yield one("Pow", [SHAPE, SHAPE], [base, exponent], given={1: exponents})
     yield one("Pow", [SHAPE, ()], given={0: rng_of("base").uniform(0.2, 3, SHAPE), 1: 0.37}, tolerance=4e-6)
     yield one("BatchNormalization", [(2, 6, 5, 4), (6,), (6,), (6,), (6,)], kind="positive", epsilon=1e-3)
@@ -173,8 +196,14 @@ def casts() -> Iterable[Trial]:
         for target in all_types:
             given = np.abs(numbers) if target in UNSIGNED or source in (*UNSIGNED, BOOL) else numbers
             yield one("Cast", [(24,)], source, given={0: given.astype(source.numpy)}, to=target, tolerance=0.0)
-    for source, target in ((DType.INT64, DType.INT8), (DType.INT32, DType.UINT8), (DType.UINT64, DType.INT32),
-                           (DType.INT8, DType.UINT64), (DType.INT64, F32), (DType.UINT64, F64)):  # fmt: skip
+    for source, target in (
+        (DType.INT64, DType.INT8),
+        (DType.INT32, DType.UINT8),
+        (DType.UINT64, DType.INT32),
+        (DType.INT8, DType.UINT64),
+        (DType.INT64, F32),
+        (DType.UINT64, F64),
+    ):
         yield one("Cast", [(64,)], source, kind="any", to=target, tolerance=0.0)
     fine = rng_of("fine").uniform(-70000, 70000, 4096)
     halves = np.arange(4096) * 2.0**-11 + 2.0**-12
@@ -196,7 +225,9 @@ def quantized() -> Iterable[Trial]:
     numbers.reshape(-1)[:8] = (0.5, 1.5, 2.5, -0.5, -1.5, 1000, -1000, 3.5)
     for dtype in (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16):
         yield one("QuantizeLinear", [x, (), ()], [F32, F32, dtype], given={0: numbers, 1: 1.0, 2: 3})
-        yield one("QuantizeLinear", [x, (4,), (4,)], [F32, F32, dtype], given={0: numbers, 1: [1, 2, 0.5, 4], 2: [0, 1, 2, 3]})
+        yield one(
+            "QuantizeLinear", [x, (4,), (4,)], [F32, F32, dtype], given={0: numbers, 1: [1, 2, 0.5, 4], 2: [0, 1, 2, 3]}
+        )
         yield one("DequantizeLinear", [x, (4,), (4,)], [dtype, F32, dtype], kind="any", given={1: [1, 2, 0.5, 4]})
     yield one("QuantizeLinear", [x, (8,)], given={0: numbers, 1: np.arange(1, 9) / 4}, axis=-1)
     yield one("DequantizeLinear", [x, ()], [DType.INT32, F32], kind="small")
@@ -205,17 +236,35 @@ def quantized() -> Iterable[Trial]:
 
 def chains() -> Iterable[Trial]:
     relu = ("Relu", {}, (-1,))
-    yield trial("chain add relu mul", [("Add", {}, (0, 1)), relu, ("Mul", {}, (-2, 2))],
-                [tensor((2, 8, 6, 4)), tensor((8, 1, 1)), tensor((2, 8, 6, 4))])  # fmt: skip
+    yield trial(
+        "chain add relu mul",
+        [("Add", {}, (0, 1)), relu, ("Mul", {}, (-2, 2))],
+        [tensor((2, 8, 6, 4)), tensor((8, 1, 1)), tensor((2, 8, 6, 4))],
+    )
     yield trial("chain of its own operand twice", [("Mul", {}, (0, 0)), ("Add", {}, (-1, 0))], [tensor((5, 12))])
-    yield trial("chain channels last with a plain operand", [("Add", {}, (0, 1)), relu],
-                [tensor((2, 16, 5, 6), layout=LAST), tensor((2, 16, 5, 6))], layout=LAST)  # fmt: skip
-    yield trial("chain through halves", [("Cast", {"to": F16}, (0,)), ("Cast", {"to": F32}, (-1,)), ("Sub", {}, (-2, 0))],
-                [tensor((64,))], tolerance=1e-6)  # fmt: skip
-    yield trial("chain of comparisons", [("Greater", {}, (0, 1)), ("Where", {}, (-1, 0, 1)), ("Sqrt", {}, (-2,))],
-                [tensor((7, 9)), tensor((9,))], kind="positive")  # fmt: skip
-    yield trial("chain of halves", [("Mul", {}, (0, 1)), ("Sigmoid", {}, (-1,)), ("Mul", {}, (-2, 0))],
-                [tensor((3, 40), F16), tensor((3, 1), F16)])  # fmt: skip
+    yield trial(
+        "chain channels last with a plain operand",
+        [("Add", {}, (0, 1)), relu],
+        [tensor((2, 16, 5, 6), layout=LAST), tensor((2, 16, 5, 6))],
+        layout=LAST,
+    )
+    yield trial(
+        "chain through halves",
+        [("Cast", {"to": F16}, (0,)), ("Cast", {"to": F32}, (-1,)), ("Sub", {}, (-2, 0))],
+        [tensor((64,))],
+        tolerance=1e-6,
+    )
+    yield trial(
+        "chain of comparisons",
+        [("Greater", {}, (0, 1)), ("Where", {}, (-1, 0, 1)), ("Sqrt", {}, (-2,))],
+        [tensor((7, 9)), tensor((9,))],
+        kind="positive",
+    )
+    yield trial(
+        "chain of halves",
+        [("Mul", {}, (0, 1)), ("Sigmoid", {}, (-1,)), ("Mul", {}, (-2, 0))],
+        [tensor((3, 40), F16), tensor((3, 1), F16)],
+    )
     yield one("Add", [(1, 1), ()], name="of one element")
     yield one("Add", [(), ()], name="of scalars")
     yield one("Add", [(3, 5, 7), (3, 5, 7)], name="of odd sizes")
@@ -255,8 +304,12 @@ def movement() -> Iterable[Trial]:
         yield one("SpaceToDepth", [(2, 3, 6, 4)], blocksize=2, mode=mode)
         yield one("DepthToSpace", [(1, 18, 4, 3)], F16, layouts=LAST, layout=LAST, blocksize=3, mode=mode)
         yield one("SpaceToDepth", [(1, 2, 6, 9)], layouts=LAST, layout=LAST, blocksize=3, mode=mode)
-    for op, attrs in (("Reshape", {"shape": (6, -1)}), ("Flatten", {"axis": 2}), ("Squeeze", {"axes": (1,)}),
-                      ("Unsqueeze", {"axes": (0, 3)})):  # fmt: skip
+    for op, attrs in (
+        ("Reshape", {"shape": (6, -1)}),
+        ("Flatten", {"axis": 2}),
+        ("Squeeze", {"axes": (1,)}),
+        ("Unsqueeze", {"axes": (0, 3)}),
+    ):
         yield one(op, [(2, 1, 3, 4)], **attrs)
     yield one("Concat", [(2, 3, 4), (2, 5, 4), (2, 1, 4)], axis=1)
     yield one("Concat", [(2, 3), (2, 4), (2, 8)], DType.INT64, axis=-1)
@@ -264,18 +317,31 @@ def movement() -> Iterable[Trial]:
     yield one("Concat", [(2, 4, 3, 5), (2, 8, 3, 5)], layouts=(LAST, PLAIN), axis=1)
     yield one("Concat", [(1, 2)] * 35, F16, axis=0)
     yield one("Concat", [(2, 0, 3), (2, 2, 3)], axis=1)
+    # tiles of all sections share one memory
+    shapes, many = [(1, 20, 4, 5)] * 18, [LAST] * 18
+    yield one("Concat", shapes, F64, name="of many tensors in another layout", layouts=many, axis=2)
     yield one("Split", [(2, 9, 4)], axis=1, split=(2, 3, 4))
     yield one("Split", [(2, 9, 4)], F16, axis=1, split=(9,))
     yield one("Split", [(3, 8)], axis=-1, split=(3, 0, 5))
     yield one("Split", [(2, 12, 3, 3)], layouts=LAST, layout=LAST, axis=1, split=(4, 8))
     yield from pads()
     yield from lookups()
-    yield trial("Transpose then add", [("Transpose", {"perm": (1, 0)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
-                [tensor((20, 30)), tensor((20,))])  # fmt: skip
-    yield trial("DepthToSpace then mul", [("DepthToSpace", {"blocksize": 2}, (0,)), ("Mul", {}, (-1, 1))],
-                [tensor((1, 8, 3, 3)), tensor((1, 2, 6, 6))])  # fmt: skip
-    yield trial("Gather then add", [("Gather", {}, (0, 1)), ("Add", {}, (-1, 2))],
-                [tensor((9, 8)), tensor((2, 3), DType.INT64), tensor((3, 8))], given={1: [[0, -1, 4], [8, 2, 2]]})  # fmt: skip
+    yield trial(
+        "Transpose then add",
+        [("Transpose", {"perm": (1, 0)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
+        [tensor((20, 30)), tensor((20,))],
+    )
+    yield trial(
+        "DepthToSpace then mul",
+        [("DepthToSpace", {"blocksize": 2}, (0,)), ("Mul", {}, (-1, 1))],
+        [tensor((1, 8, 3, 3)), tensor((1, 2, 6, 6))],
+    )
+    yield trial(
+        "Gather then add",
+        [("Gather", {}, (0, 1)), ("Add", {}, (-1, 2))],
+        [tensor((9, 8)), tensor((2, 3), DType.INT64), tensor((3, 8))],
+        given={1: [[0, -1, 4], [8, 2, 2]]},
+    )
 
 
 def pads() -> Iterable[Trial]:
@@ -297,7 +363,9 @@ def lookups() -> Iterable[Trial]:
     for axis, dtype in ((0, F32), (1, F16), (2, DType.INT64), (-1, BOOL)):
         for index in (DType.INT64, DType.INT32):
             size = (6, 7, 8)[axis]
-            yield one("Gather", [(6, 7, 8), (3, 2)], [dtype, index], axis=axis, given={1: rng.integers(-size, size, (3, 2))})
+            yield one(
+                "Gather", [(6, 7, 8), (3, 2)], [dtype, index], axis=axis, given={1: rng.integers(-size, size, (3, 2))}
+            )
     yield one("Gather", [(6, 7), ()], [F32, DType.INT64], given={1: 4})
     for axis in (0, 1, 2):
         size = (4, 5, 8)[axis]
@@ -305,8 +373,9 @@ def lookups() -> Iterable[Trial]:
         yield one("GatherElements", [(4, 5, 8), indices.shape], [F32, DType.INT64], axis=axis, given={1: indices})
     yield one("GatherND", [(4, 5, 8), (3, 2)], [F32, DType.INT64], given={1: [[0, -1], [3, 4], [-4, 2]]})
     yield one("GatherND", [(4, 5, 8), (2, 2, 1)], [F16, DType.INT64], given={1: [[[0], [-1]], [[2], [3]]]})
-    yield one("GatherND", [(3, 5, 8), (3, 2, 2)], [F32, DType.INT64], batch_dims=1,
-              given={1: rng.integers(0, 5, (3, 2, 2))})  # fmt: skip
+    yield one(
+        "GatherND", [(3, 5, 8), (3, 2, 2)], [F32, DType.INT64], batch_dims=1, given={1: rng.integers(0, 5, (3, 2, 2))}
+    )
     for axis in (0, 1):
         places = np.stack([rng.permutation(6)[:4] for _ in range(4)])
         places = places if axis == 1 else places.T
@@ -315,7 +384,14 @@ def lookups() -> Iterable[Trial]:
     yield one("ScatterND", [(6, 5), (3, 1), (3, 5)], [F32, DType.INT64, F32], given={1: [[4], [0], [-2 + 4]]})
     yield one("ScatterND", [(4, 5, 3), (2, 2), (2, 3)], [F16, DType.INT64, F16], given={1: [[0, 1], [3, 4]]})
     for dtype, axis in ((DType.INT64, -1), (DType.INT32, 1), (F32, 0)):
-        yield one("OneHot", [(2, 6), (2,)], [dtype, F32], axis=axis, depth=5, given={0: rng.integers(-5, 5, (2, 6)), 1: [0, 3]})
+        yield one(
+            "OneHot",
+            [(2, 6), (2,)],
+            [dtype, F32],
+            axis=axis,
+            depth=5,
+            given={0: rng.integers(-5, 5, (2, 6)), 1: [0, 3]},
+        )
     yield one("OneHot", [(6,), (2,)], [DType.INT64, DType.INT32], depth=4, given={0: [0, 4, -4, -5, 3, 9], 1: [2, 7]})
     for upper in (0, 1):
         yield one("Trilu", [(2, 5, 6)], upper=upper)
@@ -325,8 +401,14 @@ def lookups() -> Iterable[Trial]:
     yield one("Range", [(), (), ()], length=7, given={0: 1.5, 1: 5.0, 2: 0.5})
     yield one("Range", [(), (), ()], DType.INT64, length=4, given={0: 10, 1: -2, 2: -3})
     for batch in (0, 1):
-        yield one("ReverseSequence", [(4, 5, 3), ((4, 5)[batch],)], [F32, DType.INT64], batch_axis=batch, time_axis=1 - batch,
-                  given={1: [1, 3, 4, 2, 0][: (4, 5)[batch]]})  # fmt: skip
+        yield one(
+            "ReverseSequence",
+            [(4, 5, 3), ((4, 5)[batch],)],
+            [F32, DType.INT64],
+            batch_axis=batch,
+            time_axis=1 - batch,
+            given={1: [1, 3, 4, 2, 0][: (4, 5)[batch]]},
+        )
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -360,10 +442,18 @@ def rows() -> Iterable[Trial]:
     yield one("ReduceSum", [(3, 1, 4)], axes=(1,))
     yield one("ReduceMean", [(300, 9, 5)], axes=(1,), name="many rows across", tolerance=1e-5)
     yield one("ReduceSum", [(2, 600, 40)], axes=(1,), name="long rows across", tolerance=1e-5)
-    yield trial("ReduceMean in parts then relu", [("ReduceMean", {"axes": (1, 2)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
-                [tensor((2, 200, 200)), tensor((2, 1, 1))], tolerance=1e-4)  # fmt: skip
-    yield trial("ReduceSum then mul", [("ReduceSum", {"axes": (1,), "keepdims": 0}, (0,)), ("Mul", {}, (-1, 1))],
-                [tensor((4, 9, 6)), tensor((6,))], tolerance=1e-5)  # fmt: skip
+    yield trial(
+        "ReduceMean in parts then relu",
+        [("ReduceMean", {"axes": (1, 2)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
+        [tensor((2, 200, 200)), tensor((2, 1, 1))],
+        tolerance=1e-4,
+    )
+    yield trial(
+        "ReduceSum then mul",
+        [("ReduceSum", {"axes": (1,), "keepdims": 0}, (0,)), ("Mul", {}, (-1, 1))],
+        [tensor((4, 9, 6)), tensor((6,))],
+        tolerance=1e-5,
+    )
     for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
         for layout in (PLAIN, LAST):
             yield one(op, [(2, 20, 7, 7)], layouts=layout, layout=layout, tolerance=1e-5)
@@ -389,8 +479,19 @@ def soft() -> Iterable[Trial]:
         yield one(op, [(6, 64)], BF16, tolerance=1e-2)
         yield one(op, [(6, 64)], F64, tolerance=1e-12)
         yield one(op, [(2, 12, 5, 5)], axis=1, layouts=LAST, layout=LAST, tolerance=1e-5)
-    yield one("Softmax", [(3, 40)], name="of large numbers", given={0: rng_of("large").uniform(-500, 500, (3, 40))}, tolerance=1e-4)
-    yield trial("Softmax then mul", [("Softmax", {}, (0,)), ("Mul", {}, (-1, 1))], [tensor((6, 24)), tensor((6, 1))], tolerance=1e-5)
+    yield one(
+        "Softmax",
+        [(3, 40)],
+        name="of large numbers",
+        given={0: rng_of("large").uniform(-500, 500, (3, 40))},
+        tolerance=1e-4,
+    )
+    yield trial(
+        "Softmax then mul",
+        [("Softmax", {}, (0,)), ("Mul", {}, (-1, 1))],
+        [tensor((6, 24)), tensor((6, 1))],
+        tolerance=1e-5,
+    )
     yield one("Hardmax", [(4, 9)], DType.FLOAT, axis=1)
     yield one("Hardmax", [(4, 9)], F16, axis=0)
 
@@ -406,19 +507,35 @@ def normalized() -> Iterable[Trial]:
     yield one("RMSNormalization", [(4, 6, 8), (6, 1)], axis=-1, tolerance=2e-5)
     yield one("RMSNormalization", [(4, 40), (40,)], [F16, F32], tolerance=4e-3)
     for layout in (PLAIN, LAST):
-        yield one("GroupNormalization", [(2, 12, 5, 4), (12,), (12,)], layouts=(layout, PLAIN, PLAIN), layout=layout,
-                  num_groups=3, tolerance=2e-5)  # fmt: skip
-        yield one("InstanceNormalization", [(2, 12, 5, 4), (12,), (12,)], layouts=(layout, PLAIN, PLAIN), layout=layout,
-                  tolerance=2e-5)  # fmt: skip
+        yield one(
+            "GroupNormalization",
+            [(2, 12, 5, 4), (12,), (12,)],
+            layouts=(layout, PLAIN, PLAIN),
+            layout=layout,
+            num_groups=3,
+            tolerance=2e-5,
+        )
+        yield one(
+            "InstanceNormalization",
+            [(2, 12, 5, 4), (12,), (12,)],
+            layouts=(layout, PLAIN, PLAIN),
+            layout=layout,
+            tolerance=2e-5,
+        )
         yield one("MeanVarianceNormalization", [(3, 8, 5, 4)], layouts=layout, layout=layout, tolerance=2e-5)
     yield one("MeanVarianceNormalization", [(3, 8, 5)], axes=(1,), tolerance=2e-5)
+    yield one("GroupNormalization", [(2, 4, 30), (4,), (4,)], num_groups=4, tolerance=2e-5)
     yield one("GroupNormalization", [(2, 4, 30), (4,), (4,)], num_groups=2, epsilon=0.01, tolerance=2e-5)
     for p in (1, 2):
         yield one("LpNormalization", [(3, 9, 4)], axis=1, p=p, tolerance=1e-5)
         yield one("LpNormalization", [(3, 40)], F64, axis=-1, p=p, tolerance=1e-12)
     yield one("LpNormalization", [(2, 5)], name="of nothing but zeros", given={0: np.zeros((2, 5))})
-    yield trial("LayerNormalization then gelu", [("LayerNormalization", {}, (0, 1, 2)), ("Gelu", {}, (-1,)), ("Add", {}, (-2, 3))],
-                [tensor((6, 32)), tensor((32,)), tensor((32,)), tensor((6, 32))], tolerance=2e-5)  # fmt: skip
+    yield trial(
+        "LayerNormalization then gelu",
+        [("LayerNormalization", {}, (0, 1, 2)), ("Gelu", {}, (-1,)), ("Add", {}, (-2, 3))],
+        [tensor((6, 32)), tensor((32,)), tensor((32,)), tensor((6, 32))],
+        tolerance=2e-5,
+    )
 
 
 # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -428,11 +545,30 @@ def windows() -> Iterable[Trial]:
     for layout in (PLAIN, LAST):
         lies = {"layouts": layout, "layout": layout}
         for op in ("MaxPool", "AveragePool", "LpPool"):
-            yield one(op, [(2, 8, 9, 10)], **lies, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), tolerance=1e-5)
-            yield one(op, [(2, 8, 9, 10)], **lies, kernel_shape=(2, 3), ceil_mode=1, strides=(2, 3), pads=(0, 1, 1, 0), tolerance=1e-5)
+            yield one(
+                op, [(2, 8, 9, 10)], **lies, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), tolerance=1e-5
+            )
+            yield one(
+                op,
+                [(2, 8, 9, 10)],
+                **lies,
+                kernel_shape=(2, 3),
+                ceil_mode=1,
+                strides=(2, 3),
+                pads=(0, 1, 1, 0),
+                tolerance=1e-5,
+            )
             yield one(op, [(1, 8, 9, 7)], **lies, kernel_shape=(2, 2), dilations=(2, 3), tolerance=1e-5)
             yield one(op, [(1, 8, 9, 3)], **lies, kernel_shape=(2, 3), name="to one column", tolerance=1e-5)
-        yield one("AveragePool", [(2, 8, 6, 6)], **lies, kernel_shape=(3, 3), pads=(1, 0, 1, 1), count_include_pad=1, tolerance=1e-5)
+        yield one(
+            "AveragePool",
+            [(2, 8, 6, 6)],
+            **lies,
+            kernel_shape=(3, 3),
+            pads=(1, 0, 1, 1),
+            count_include_pad=1,
+            tolerance=1e-5,
+        )
         yield one("LRN", [(2, 12, 4, 5)], **lies, size=5, alpha=0.3, beta=0.6, bias=1.5, tolerance=1e-5)
         yield one("LRN", [(2, 5, 4, 3)], **lies, size=4, tolerance=1e-5)
     yield one("MaxPool", [(2, 3, 15)], kernel_shape=(4,), strides=(3,))
@@ -441,17 +577,30 @@ def windows() -> Iterable[Trial]:
     # onnx.reference pads with NaN, which no integer is: the same in float64
     settings = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
     in_doubles = kernel_of([("MaxPool", settings, (0,))], [tensor((1, 4, 8, 8), F64)])
-    yield trial("MaxPool int8 with pads", [("MaxPool", settings, (0,))], [tensor((1, 4, 8, 8), DType.INT8)], kind="any",
-                wanted=lambda arrays: evaluated(in_doubles)([arrays[0].astype(np.float64)]))  # fmt: skip
+    yield trial(
+        "MaxPool int8 with pads",
+        [("MaxPool", settings, (0,))],
+        [tensor((1, 4, 8, 8), DType.INT8)],
+        kind="any",
+        wanted=lambda arrays: evaluated(in_doubles)([arrays[0].astype(np.float64)]),
+    )
     yield one("MaxPool", [(1, 4, 8, 8)], DType.UINT8, kind="any", kernel_shape=(2, 2))
     yield one("MaxPool", [(1, 4, 8, 8)], kind="wild", kernel_shape=(2, 2), strides=(2, 2))
     yield one("LpPool", [(1, 4, 8, 8)], kernel_shape=(2, 2), p=3, tolerance=1e-5)
     yield one("LpPool", [(1, 4, 8, 8)], kernel_shape=(2, 2), p=1, tolerance=1e-5)
     yield one("AveragePool", [(2, 4, 8, 8)], F16, kernel_shape=(2, 2), tolerance=2e-3)
-    yield trial("MaxPool then add relu", [("MaxPool", {"kernel_shape": (2, 2)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
-                [tensor((1, 8, 5, 5), layout=LAST), tensor((8, 1, 1))], layout=LAST)  # fmt: skip
-    yield trial("AveragePool then mul", [("AveragePool", {"kernel_shape": (3, 3)}, (0,)), ("Mul", {}, (-1, 1))],
-                [tensor((1, 8, 5, 5)), tensor((1, 8, 3, 3))], tolerance=1e-5)  # fmt: skip
+    yield trial(
+        "MaxPool then add relu",
+        [("MaxPool", {"kernel_shape": (2, 2)}, (0,)), ("Add", {}, (-1, 1)), ("Relu", {}, (-2,))],
+        [tensor((1, 8, 5, 5), layout=LAST), tensor((8, 1, 1))],
+        layout=LAST,
+    )
+    yield trial(
+        "AveragePool then mul",
+        [("AveragePool", {"kernel_shape": (3, 3)}, (0,)), ("Mul", {}, (-1, 1))],
+        [tensor((1, 8, 5, 5)), tensor((1, 8, 3, 3))],
+        tolerance=1e-5,
+    )
     yield from resized()
 
 
@@ -460,8 +609,14 @@ def resized() -> Iterable[Trial]:
     for mode in ("nearest", "linear", "cubic"):
         for coordinates in modes:
             for scales in ((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 0.6, 1.7)):
-                yield one("Resize", [(1, 3, 5, 4)], mode=mode, coordinate_transformation_mode=coordinates, scales=scales,
-                          tolerance=2e-5)  # fmt: skip
+                yield one(
+                    "Resize",
+                    [(1, 3, 5, 4)],
+                    mode=mode,
+                    coordinate_transformation_mode=coordinates,
+                    scales=scales,
+                    tolerance=2e-5,
+                )
         yield one("Resize", [(2, 8, 5, 4)], mode=mode, sizes=(2, 8, 9, 3), layouts=LAST, layout=LAST, tolerance=2e-5)
     for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
         yield one("Resize", [(1, 2, 7)], nearest_mode=rounding, scales=(1.0, 1.0, 1.5))
@@ -470,8 +625,37 @@ def resized() -> Iterable[Trial]:
     yield one("Resize", [(1, 2, 6, 6)], mode="cubic", exclude_outside=1, scales=(1.0, 1.0, 1.5, 2.0), tolerance=2e-5)
     yield one("Resize", [(1, 2, 6, 6)], mode="linear", axes=(3,), sizes=(9,), tolerance=2e-5)
     yield one("Resize", [(1, 2, 6, 6)], mode="linear", scales=(1.0, 1.0, 1.0, 1.0))
-    yield trial("Resize then add", [("Resize", {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 2.0)}, (0,)), ("Add", {}, (-1, 1))],
-                [tensor((1, 8, 3, 4), layout=LAST), tensor((1, 8, 6, 8), layout=LAST)], layout=LAST)  # fmt: skip
+    yield trial(
+        "Resize then add",
+        [("Resize", {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 2.0)}, (0,)), ("Add", {}, (-1, 1))],
+        [tensor((1, 8, 3, 4), layout=LAST), tensor((1, 8, 6, 8), layout=LAST)],
+        layout=LAST,
+    )
 
 
-GROUPS: dict[str, Callable[[], Iterable[Trial]]] = {"element-wise": element_wise, "movement": movement, "rows": rows, "windows": windows}
+def scans() -> Iterable[Trial]:
+    for op in ("CumSum", "CumProd"):
+        for axis in (0, 1, -1):
+            for exclusive, reverse in ((0, 0), (1, 0), (0, 1), (1, 1)):
+                yield one(
+                    op,
+                    [(4, 5, 40), ()],
+                    [F32, DType.INT64],
+                    given={1: axis},
+                    exclusive=exclusive,
+                    reverse=reverse,
+                    name=f"along {axis}",
+                    tolerance=2e-5,
+                )
+        yield one(op, [(70,), ()], [DType.INT64, DType.INT32], given={1: 0}, exclusive=1)
+    yield one("CumSum", [(9, 33), ()], [F16, DType.INT64], given={1: 1}, tolerance=1e-2)
+    yield one("CumSum", [(9, 33), ()], [F64, DType.INT64], given={1: 0}, tolerance=1e-12)
+
+
+GROUPS: dict[str, Callable[[], Iterable[Trial]]] = {
+    "element-wise": element_wise,
+    "movement": movement,
+    "rows": rows,
+    "windows": windows,
+    "scans": scans,
+}

@@ -12,6 +12,7 @@ from taso.backends.cudnn.sources.nests import lies_plainly_or_last
 from taso.backends.cudnn.sources.reductions import REDUCERS
 from taso.backends.cudnn.sources.results import Loops, result_access
 from taso.backends.cudnn.sources.scalars import HELD
+from taso.backends.cudnn.sources.scans import SCANS
 from taso.backends.cudnn.sources.sections import Section, launches
 from taso.backends.cudnn.sources.windows import WINDOWS
 from taso.backends.lowering import Kernel
@@ -42,7 +43,7 @@ def sourced(kernel: Kernel) -> Sourced | None:
     return make(kernel)
 
 
-MAKERS = {**MOVERS, **REDUCERS, **WINDOWS}
+MAKERS = {**MOVERS, **REDUCERS, **SCANS, **WINDOWS}
 
 
 def _is_held(kernel: Kernel) -> bool:
@@ -82,8 +83,9 @@ def _shared(kernel: Kernel, section: Section, reads: list[Straight]) -> frozense
     found = set()
     for index, operand in enumerate(kernel.operands):
         own = [r.access for r in reads if r.access.place == Place(OPERAND, index)]
-        alike = operand.type.dtype.itemsize == target.dtype.itemsize and operand.type.static_shape == target.static_shape
-        if alike and not operand.constant and own and all(a.strides == section.target.strides for a in own):
+        alike = operand.type.static_shape == target.static_shape
+        alike = alike and operand.type.dtype.itemsize == target.dtype.itemsize and not operand.constant
+        if alike and own and all(a.strides == section.target.strides for a in own):
             found.add(index)
     return frozenset(found)
 

@@ -42,19 +42,25 @@ def _data(kernel: Kernel, position: int = 0) -> int:
     return reference
 
 
+def _straight(
+    name: str, kernel: Kernel, loops: Loops, strides: tuple[int, ...], offset: int = 0
+) -> Sourced | None:  # fmt: skip
+    """Elements of the anchor's input 0 at an affine place."""
+    return made_of(name, kernel, Straight(operand_access(kernel, _data(kernel), strides, offset)), loops)
+
+
 def reshape(kernel: Kernel) -> Sourced | None:
     operand, result = kernel.operands[_data(kernel)], kernel.results[0]
     if operand.layout != PLAIN or result.layout != PLAIN:
         return None
     loops = Loops.of(result)
-    return made_of("copy", kernel, Straight(operand_access(kernel, _data(kernel), result_access(kernel, loops).strides)), loops)
+    return _straight("copy", kernel, loops, result_access(kernel, loops).strides)
 
 
 def transpose(kernel: Kernel) -> Sourced | None:
     operand, loops = kernel.operands[_data(kernel)], Loops.of(kernel.results[0])
     strides, order = operand_strides(operand), permutation(operand.type.rank, kernel.steps[0].attrs)
-    access = operand_access(kernel, _data(kernel), loops.strides([strides[p] for p in order]))
-    return made_of("transpose", kernel, Straight(access), loops)
+    return _straight("transpose", kernel, loops, loops.strides([strides[p] for p in order]))
 
 
 def slice_of(kernel: Kernel) -> Sourced | None:
@@ -63,7 +69,7 @@ def slice_of(kernel: Kernel) -> Sourced | None:
     for axis, (start, _, step) in slice_ranges(operand.type, kernel.steps[0].attrs).items():
         offset += start * strides[axis]
         strides[axis] *= step
-    return made_of("slice", kernel, Straight(operand_access(kernel, _data(kernel), loops.strides(strides), offset)), loops)
+    return _straight("slice", kernel, loops, loops.strides(strides), offset)
 
 
 def expand(kernel: Kernel) -> Sourced | None:
@@ -71,7 +77,7 @@ def expand(kernel: Kernel) -> Sourced | None:
     strides = broadcast_strides(kernel.operands[_data(kernel)], kernel.results[0].type.static_shape)
     if strides is None:
         return None
-    return made_of("expand", kernel, Straight(operand_access(kernel, _data(kernel), loops.strides(strides))), loops)
+    return _straight("expand", kernel, loops, loops.strides(strides))
 
 
 def tile(kernel: Kernel) -> Sourced | None:
@@ -84,7 +90,7 @@ def tile(kernel: Kernel) -> Sourced | None:
     # an axis over again: the outer loop of its two stays where it is
     outer = {n for n, x in enumerate(loops.loops) if n + 1 < len(loops.loops) and loops.loops[n + 1].axis == x.axis}
     steps = tuple(0 if n in outer else strides[x.axis] for n, x in enumerate(loops.loops))
-    return made_of("tile", kernel, Straight(operand_access(kernel, _data(kernel), steps)), loops)
+    return _straight("tile", kernel, loops, steps)
 
 
 def depth_to_space(kernel: Kernel) -> Sourced | None:
@@ -97,7 +103,7 @@ def depth_to_space(kernel: Kernel) -> Sourced | None:
         channel, row, column = c * block * block, c * block, c
     loops = Loops.of(result, {2: block, 3: block})
     whole, part = {0: n, 1: channel, 2: h, 3: w}, {2: row, 3: column}
-    return made_of("depth to space", kernel, Straight(operand_access(kernel, _data(kernel), _in_two(loops, whole, part))), loops)
+    return _straight("depth to space", kernel, loops, _in_two(loops, whole, part))
 
 
 def space_to_depth(kernel: Kernel) -> Sourced | None:
@@ -105,7 +111,8 @@ def space_to_depth(kernel: Kernel) -> Sourced | None:
     block, depth = step.attrs.int("blocksize"), operand.type.static_shape[1]
     n, c, h, w = operand_strides(operand)
     # channels of the result: (row, column, channel) or (channel, row, column), three loops over one axis
-    parts = [(block, h), (block, w), (depth, c)] if step.attrs.str("mode") == "DCR" else [(depth, c), (block, h), (block, w)]
+    within, channel = [(block, h), (block, w)], [(depth, c)]
+    parts = within + channel if step.attrs.str("mode") == "DCR" else channel + within
     found: list[LoopOf] = []
     strides: list[int] = []
     for loop in Loops.of(result).loops:
@@ -119,7 +126,7 @@ def space_to_depth(kernel: Kernel) -> Sourced | None:
             found.append(loop)
             strides.append({0: n, 2: h * block, 3: w * block}[loop.axis])
     loops = Loops(tuple(found))
-    return made_of("space to depth", kernel, Straight(operand_access(kernel, _data(kernel), tuple(strides))), loops)
+    return _straight("space to depth", kernel, loops, tuple(strides))
 
 
 def _in_two(loops: Loops, whole: dict[int, int], part: dict[int, int]) -> tuple[int, ...]:
@@ -179,7 +186,7 @@ def pad(kernel: Kernel) -> Sourced | None:
         offset = -sum(b * s for b, s in zip(before, strides, strict=True))
         access = operand_access(kernel, _data(kernel), loops.strides(strides), offset)
         bounds = tuple(
-            (loops.number(a), b, b + n) for a, (b, e, n) in enumerate(zip(before, after, dims, strict=True)) if b > 0 or e > 0
+            (loops.number(a), before[a], before[a] + n) for a, n in enumerate(dims) if before[a] > 0 or after[a] > 0
         )
         value = step.attrs["value"]
         if not isinstance(value, (int, float)):
@@ -192,9 +199,7 @@ def pad(kernel: Kernel) -> Sourced | None:
         return None
     padded = [a for a in range(len(dims)) if before[a] or after[a]]
     kept = [0 if a in padded else s for a, s in enumerate(strides)]
-    maps = tuple(
-        (loops.number(a), f"{_BEYOND[mode]}<I>({{}} - {before[a]}, {dims[a]})", strides[a]) for a in padded
-    )
+    maps = tuple((loops.number(a), f"{_BEYOND[mode]}<I>({{}} - {before[a]}, {dims[a]})", strides[a]) for a in padded)
     access = operand_access(kernel, _data(kernel), loops.strides(kept))
     return made_of(f"pad {mode}", kernel, Mapped(access, maps) if maps else Straight(access), loops)
 

@@ -70,8 +70,9 @@ class Nest:
         for loop, extent in enumerate(extents):
             if extent == 1:
                 continue
-            apart = loop in pinned or bool(groups) and groups[-1][-1] < cut <= loop or bool(groups) and groups[-1][-1] in pinned
-            if groups and not apart and _run_on(accesses, groups[-1][-1], loop, extent):
+            before = groups[-1][-1] if groups else loop
+            apart = before == loop or before < cut <= loop or loop in pinned or before in pinned
+            if not apart and all(a.strides[before] == a.strides[loop] * extent for a in accesses):
                 groups[-1].append(loop)
             else:
                 groups.append([loop])
@@ -137,10 +138,6 @@ class Nest:
             lines.append(f"const I {self.name(loop)} = rest % {self.extents[loop]}; rest /= {self.extents[loop]};")
         lines.append(f"const I {self.name(order[0])} = rest;")
         return lines
-
-
-def _run_on(accesses: Sequence[Access], outer: int, loop: int, extent: int) -> bool:
-    return all(a.strides[outer] == a.strides[loop] * extent for a in accesses)
 
 
 def _term(name: str, stride: int) -> str:

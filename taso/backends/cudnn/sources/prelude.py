@@ -254,4 +254,14 @@ template <int X, int Y, typename Op, typename T> DEVICE T joined_in_column(T x) 
     for (int y = 1; y < Y; ++y) all = Op::join(all, part[y * X + threadIdx.x % X]);
     return all;
 }
+
+// each lane's value joined with those of all lanes before it
+template <typename Op, typename T> DEVICE T scanned_in_warp(T x) {
+    const int lane = threadIdx.x % 32;
+    UNROLL for (int by = 1; by < 32; by *= 2) {
+        const T before = __shfl_up_sync(WHOLE_WARP, x, by);
+        if (lane >= by) x = Op::join(before, x);
+    }
+    return x;
+}
 """

@@ -44,10 +44,11 @@ class _Row:
     def of(kernel: Kernel, axes: Collection[int], split: dict[int, int] | None = None) -> _Row:
         """Rows over `axes`; of an axis that is split in two only the inner loop is reduced."""
         operand = kernel.operands[_input(kernel)]
-        kept, reduced = [], []
+        kept, reduced = list[LoopOf](), list[LoopOf]()
         for loop in Loops.of(operand, split).loops:
-            inner = loop.axis in axes and (loop.axis not in (split or {}) or loop.step == 1)
-            (reduced if inner else kept).append(loop)
+            # of the two loops of an axis the outer one comes first
+            first = loop.axis in (split or {}) and all(x.axis != loop.axis for x in kept)
+            (reduced if loop.axis in axes and not first else kept).append(loop)
         return _Row(kernel, tuple(kept), tuple(reduced))
 
     @property
@@ -81,7 +82,9 @@ class _Row:
         index = _input(self.kernel, position)
         return Straight(self.access(Place(OPERAND, index), self.kernel.operands[index].type.dtype, by_axis))
 
-    def of_elements(self, name: str, passes: Sequence[Pass], value: str, extras: dict[str, Fetch | None]) -> Sourced | None:
+    def of_elements(
+        self, name: str, passes: Sequence[Pass], value: str, extras: dict[str, Fetch | None]
+    ) -> Sourced | None:  # fmt: skip
         """What makes each element of the result of that of the data and of numbers of its row."""
         found = {n: f for n, f in extras.items() if f is not None}
         behind = steps_behind(self.kernel, Loops(self.loops))
@@ -133,7 +136,7 @@ def _type_behind(kernel: Kernel) -> DType:
 # ── ReduceSum and its kin ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lowest(t: str) -> str:
+def lowest(t: str) -> str:
     """Below every number of a type, or the least of them."""
     if t in ("float", "double"):
         return literal(-math.inf, t)
@@ -168,7 +171,7 @@ def reduction(kernel: Kernel) -> Sourced | None:
 def _reduced(name: str, t: str, n: int) -> tuple[list[Pass], str]:
     """The passes of a reduction of `n` elements, and what is made of them."""
     if name == "ReduceMax":
-        return [Pass("top", t, _lowest(t), "x", "Most")], "top"
+        return [Pass("top", t, lowest(t), "x", "Most")], "top"
     if name == "ReduceMin":
         return [Pass("bottom", t, _highest(t), "x", "Least")], "bottom"
     if name == "ReduceProd":
@@ -176,7 +179,7 @@ def _reduced(name: str, t: str, n: int) -> tuple[list[Pass], str]:
     if name == "ReduceLogSumExp":
         # exp of a distance from what is not finite is not a number: the largest one is not taken beyond
         most = "1.7976931348623157e308" if t == "double" else "3.4028234663852886e38f"
-        top = Pass("top", t, _lowest(t), "x", "Most", (f"top = least(most(top, -{most}), {most});",))
+        top = Pass("top", t, lowest(t), "x", "Most", (f"top = least(most(top, -{most}), {most});",))
         return [top, Pass("sum", t, f"({t})0", "exp_of(x - top)", "Add")], "log_of(sum) + top"
     element, value = _SUMS[name]
     return [Pass("sum", t, f"({t})0", element, "Add")], value.format(t=t, n=n)
@@ -228,7 +231,7 @@ def softmax(kernel: Kernel) -> Sourced | None:
     # a quotient for each row, a product for each element
     after = f"const {t} scale = {'log_of(sum)' if log else f'({t})1 / sum'};"
     passes = [
-        Pass("top", t, _lowest(t), "x", "Most"),
+        Pass("top", t, lowest(t), "x", "Most"),
         Pass("sum", t, f"({t})0", "exp_of(x - top)", "Add", (after,)),
     ]
     value = "x - top - scale" if log else "exp_of(x - top) * scale"
@@ -340,4 +343,4 @@ REDUCERS: dict[str, Callable[[Kernel], Sourced | None]] = {
     "MeanVarianceNormalization": mean_variance_normalization, "LpNormalization": lp_normalization,
 }  # fmt: skip
 
-__all__ = ["REDUCERS"]
+__all__ = ["REDUCERS", "lowest"]

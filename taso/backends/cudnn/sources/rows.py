@@ -175,8 +175,9 @@ class Rows:
             *nest.decoded("row", loops=range(nest.outer)),
         ]
         if self.parts > 1:
-            lines += [f"const I begin = (I)blockIdx.y * {self._share};",
-                      f"const I end = begin + {self._share} < {self.length} ? begin + {self._share} : {self.length};"]  # fmt: skip
+            share = self._share
+            lines.append(f"const I begin = (I)blockIdx.y * {share};")
+            lines.append(f"const I end = begin + {share} < {self.length} ? begin + {share} : {self.length};")
         if self.held:
             lines += [
                 f"constexpr int K = ({self.length} / V + {threads - 1}) / {threads};",

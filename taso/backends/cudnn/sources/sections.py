@@ -30,6 +30,9 @@ _TILE = 32
 _TILE_FROM = 12
 """Extents from which a tile is worth its way through shared memory."""
 
+_MOST_TILES = 4
+"""Tiles that a block has at once; with numbers of eight bytes they take 34 of the 48 KiB that every GPU gives."""
+
 _BYTES = 16
 _MOST_SECTIONS = 16
 
@@ -91,16 +94,20 @@ class Section:
         if not by_loop:
             return None
         loop = max(by_loop, key=lambda x: (len(by_loop[x]), x))
-        return loop, tuple(by_loop[loop])
+        return loop, tuple(by_loop[loop][:_MOST_TILES])
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory for tiles."""
+        numbers = () if self.crossed is None else self.crossed[1]
+        return sum(_tile_bytes(self.fetches[n]) for n in numbers)
 
     @cached_property
     def blocks(self) -> int:
         if self.crossed is None:
             return max(min(-(-self.nest.size // self.width // THREADS), _MOST_BLOCKS), 1)
         loop = self.crossed[0]
-        return math.prod(
-            -(-n // _TILE) if x in (loop, self.nest.inner) else n for x, n in enumerate(self.nest.extents)
-        )
+        return math.prod(-(-n // _TILE) if x in (loop, self.nest.inner) else n for x, n in enumerate(self.nest.extents))
 
     def elements(self, parameters: Parameters, tiled: Sequence[int] = ()) -> list[str]:
         """Text that makes V elements where the loops stand; of the fetches `tiled` they are there already."""
@@ -136,9 +143,7 @@ class Section:
     def wide_pointers(self, parameters: Parameters) -> str:
         """Text that says whether every buffer that is read or written widely begins where that is possible."""
         accesses = [self.target, *(a for f in self.fetches for a in f.accesses if a.dtype is f.dtype)]
-        names = dict.fromkeys(
-            parameters.name(a.place, a.dtype) for a in accesses if self.nest.strides(a)[-1] == 1
-        )
+        names = dict.fromkeys(parameters.name(a.place, a.dtype) for a in accesses if self.nest.strides(a)[-1] == 1)
         return " && ".join(f"aligned<{self.width}>({n})" for n in names) or "true"
 
 
@@ -160,6 +165,8 @@ def _launch(name: str, sections: Sequence[Section], aliased: frozenset[Place]) -
                 parameters.name(fetch.accesses[0].place, fetch.dtype)
     tables = "\n".join(dict.fromkeys(s.tables for s in sections if s.tables))
     index = "i64" if any(s.nest.wide_index for s in sections) else "i32"
+    # one after the other, all sections have the same memory
+    shared = max(s.shared for s in sections)
     functions, calls, first = [], [], 0
     for number, (section, body) in enumerate(zip(sections, bodies, strict=True)):
         make = _pointwise if section.crossed is None else _tiled
@@ -171,7 +178,7 @@ def _launch(name: str, sections: Sequence[Section], aliased: frozenset[Place]) -
     lines = [
         PRELUDE, f"typedef {index} I;", tables, *functions,
         f'extern "C" __global__ void __launch_bounds__({THREADS}) ENTRY({parameters.declared}) {{',
-        *("    " + c for c in calls), "}", "",
+        *([f"    alignas(16) __shared__ u8 tiles[{shared}];"] if shared else []), *("    " + c for c in calls), "}", "",
     ]  # fmt: skip
     source = Source.named(name, "\n".join(x for x in lines if x or x == ""))
     return SourceLaunch(source, (first, 1, 1), (THREADS, 1, 1), 0, parameters.places)
@@ -206,16 +213,19 @@ def _tiled(number: int, section: Section, body: Sequence[str], parameters: Param
     counts = {x: -(-nest.extents[x] // _TILE) for x in (loop, inner)}
     rest = [x for x in range(len(nest.extents)) if x not in counts]
     lines = ["constexpr int V = 1;", f"const int x = threadIdx.x % {_TILE}, y = threadIdx.x / {_TILE};"]
-    lines += ["I tiles = tile;"]
+    lines += ["I left = tile;"]
     for x in (inner, loop):
-        lines.append(f"const I first{x} = tiles % {counts[x]} * {_TILE}; tiles /= {counts[x]};")
-    lines += nest.decoded("tiles", loops=rest)
+        lines.append(f"const I first{x} = left % {counts[x]} * {_TILE}; left /= {counts[x]};")
+    lines += nest.decoded("left", loops=rest)
     rows = THREADS // _TILE
-    reads, takes = [], []
+    reads, takes, begin = [], [], 0
     for n in fetches:
         fetch = section.fetches[n]
         kind, pointer = stored(fetch.dtype), parameters.name(fetch.accesses[0].place, fetch.dtype)
-        lines.append(f"__shared__ {kind} tile{n}[{_TILE}][{_TILE + 1}];")
+        # a column more than is used, so that the elements of a column lie in different banks
+        row = f"{kind} (*tile{n})[{_TILE + 1}]"
+        lines.append(f"{row} = reinterpret_cast<{kind} (*)[{_TILE + 1}]>(tiles + {begin});")
+        begin += _tile_bytes(fetch)
         reads.append(f"tile{n}[y + s][x] = {pointer}[{nest.offset(fetch.accesses[0])}];")
         takes.append(f"{kind} a{n}[V]; a{n}[0] = tile{n}[x][y + s];")
     inside = f"{across} < {nest.extents[loop]} && {along} < {nest.extents[inner]}"
@@ -228,9 +238,14 @@ def _tiled(number: int, section: Section, body: Sequence[str], parameters: Param
         f"    if ({inside}) {{", *("        " + t for t in (*takes, *body)), "    }", "}",
     ]  # fmt: skip
     function = [
-        f"DEVICE void section{number}(const I tile, {parameters.declared}) {{", *("    " + x for x in lines), "}",
+        f"DEVICE void section{number}(u8* tiles, const I tile, {parameters.declared}) {{",
+        *("    " + x for x in lines), "}",
     ]  # fmt: skip
-    return "\n".join(function), f"section{number}({_plus('(I)blockIdx.x', -first)}, {parameters.passed});"
+    return "\n".join(function), f"section{number}(tiles, {_plus('(I)blockIdx.x', -first)}, {parameters.passed});"
+
+
+def _tile_bytes(fetch: Fetch) -> int:
+    return -(-_TILE * (_TILE + 1) * fetch.dtype.itemsize // 16) * 16
 
 
 def _plus(text: str, number: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from taso.backends.cudnn.sources.fetches import Made, filled, lanes
 from taso.backends.cudnn.sources.launches import Sourced
 from taso.backends.cudnn.sources.nests import Access, Nest, Parameters, operand_strides
+from taso.backends.cudnn.sources.reductions import lowest
 from taso.backends.cudnn.sources.results import Loops, made_of, operand_access
 from taso.backends.cudnn.sources.scalars import INTEGER, REAL, computed, literal, stored
 from taso.backends.lowering import Kernel
@@ -68,7 +69,7 @@ def _windows(nest: Nest, pointer: str, data: Access, axes: Sequence[_Axis], sums
         *(["++count;"] if sums.counted else []),
         "UNROLL for (int k = 0; k < V; ++k) {", f"    const {t} x = widen(seen[k]);",
         f"    total[k] = {sums.join.format(total='total[k]')};", "}", *("}" for _ in axes),
-        "UNROLL for (int k = 0; k < V; ++k) {", f"    const {t} sum = total[k];", f"    {array}[k] = {sums.value};", "}",
+        f"UNROLL for (int k = 0; k < V; ++k) {{ const {t} sum = total[k]; {array}[k] = {sums.value}; }}",
     ]  # fmt: skip
     return ["{", *lines, "}"]
 
@@ -113,8 +114,7 @@ def _pool_axes(kernel: Kernel, loops: Loops, strides: Sequence[int]) -> list[_Ax
 def _pool_sums(kernel: Kernel, t: str) -> _Sums:
     step = kernel.steps[0]
     if step.op.name == "MaxPool":
-        least = literal(-float("inf"), t) if t in ("float", "double") else literal(-(1 << int(t[1:]) - 1) if t[0] == "i" else 0, t)
-        return _Sums(least, "most({total}, x)", "sum")
+        return _Sums(lowest(t), "most({total}, x)", "sum")
     if step.op.name == "AveragePool":
         if step.attrs.int("count_include_pad"):
             taps = 1
@@ -186,7 +186,8 @@ def resize(kernel: Kernel) -> Sourced | None:
         )
         wide = width if all(strides[x.axis] % width == 0 for x in taps) else 1 << 30
         if not weighted:
-            return [*(f"const int k{n} = 0;" for n in range(len(taps))), filled(nest, data, pointer, wide, array, where)]
+            first = [f"const int k{n} = 0;" for n in range(len(taps))]
+            return ["{", *first, filled(nest, data, pointer, wide, array, where), "}"]
         weights = " * ".join(
             f"weights{n}[{own} * {len(x.places)} + k{n}]"
             for n, (own, x) in enumerate(zip(at, taps, strict=True)) if x.weights is not None
