@@ -77,8 +77,11 @@ def _tried(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
     if any(empty):
         return (_Designer.nothing,) if all(empty) else ()
     ours = (_Designer.ours, _Designer.moved)
-    if any(0 in o.type.static_shape for o in kernel.operands) or careful:
+    if any(0 in o.type.static_shape for o in kernel.operands):
         return ours
+    if careful:
+        # plain products pass on what is not finite
+        return (*ours, _Designer.cublas)
     if kernel.algorithm == CUBLAS:
         return (_Designer.cublas, _Designer.cudnn, *ours)
     first = kernel.algorithm == BY_CUDNN or kernel.algorithm != OURS and _is_cudnns(kernel)
