@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
+from taso.graph.composite import gathered
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops.movement import slice_ranges
@@ -89,6 +90,43 @@ class Kernel:
     @property
     def anchor(self) -> Step | None:
         return self.steps[0] if self.steps else None
+
+    @property
+    def chained(self) -> bool:
+        """Whether there are anchors behind the first one, each on the result of the one before."""
+        return any(not s.op.has(Trait.ELEMENTWISE) for s in self.steps[1:])
+
+
+IN_TURN = "in turn"
+"""The algorithm by which a kernel of several anchors runs one after the other, each as a whole: what its own way is
+measured against."""
+
+
+def in_parts(kernel: Kernel) -> list[Kernel]:
+    """The kernels of one anchor each that a kernel of several stands for; what lies between lies as its result does."""
+    layout = kernel.results[0].layout
+    types: list[TensorType] = []
+    starts = [i for i, s in enumerate(kernel.steps) if i == 0 or not s.op.has(Trait.ELEMENTWISE)]
+    parts: list[Kernel] = []
+    for step in kernel.steps:
+        given = [None if i is None else kernel.operands[i].type if i >= 0 else types[-1 - i] for i in step.inputs]
+        types.append(step.op.types_of(given, step.attrs)[0])
+    for start, stop in zip(starts, [*starts[1:], len(kernel.steps)], strict=True):
+        operands: list[Operand] = []
+        steps: list[Step] = []
+        for step in kernel.steps[start:stop]:
+            inputs: list[int | None] = []
+            for i in step.inputs:
+                if i is None or -1 - i >= start:
+                    inputs.append(i if i is None else i + start)
+                    continue
+                inputs.append(len(operands))
+                operands.append(kernel.operands[i] if i >= 0 else Operand(types[-1 - i], layout, False))
+            steps.append(replace(step, inputs=tuple(inputs)))
+        last = stop == len(kernel.steps)
+        results = kernel.results if last else (Operand(types[stop - 1], layout, False),)
+        parts.append(Kernel(tuple(operands), tuple(steps), results))
+    return parts
 
 
 def _show(attrs: Attrs) -> str:
@@ -259,8 +297,8 @@ _ANCHORS = {
 }  # fmt: skip
 _UNARY = frozenset(
     {
-        "Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Clip",
-        "HardSigmoid", "Softplus", "Neg", "Round", "Reciprocal",
+        "Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish",
+        "Swish", "Clip", "HardSigmoid", "Softplus", "Neg", "Round", "Reciprocal",
     }
 )  # fmt: skip
 _BINARY = frozenset({"Add", "Mul", "Max", "Min"})
@@ -291,6 +329,11 @@ class Fusion:
         if op.name in _BINARY and len(types) == 2 or op.name in _ORDERED and position == 0:
             other = types[1 - position]
             return other is not None and other.dtype is out.dtype and _operand_shape(other, out)
+        return False
+
+
+    def chains(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], out: TensorType) -> bool:
+        """Whether an operator may be one of several anchors in a row that run as one kernel."""
         return False
 
 
@@ -331,6 +374,11 @@ def no_scratch(kernel: Kernel) -> int:
     return 0
 
 
+def none_chained(kernel: Kernel) -> bool:
+    """Of a backend that runs every anchor by itself."""
+    return False
+
+
 FLOAT32, BF16 = "float32", "bf16"
 """Precisions of products: everything in float32; factors rounded to bfloat16, sums in float32."""
 
@@ -342,7 +390,8 @@ class Lowering:
     `algorithms` names the ways to compute a kernel beside the usual one. For plans of memory, `in_place` are operands
     of a kernel whose memory its result takes where nobody needs them any more, in the order in which that is tried,
     and `scratch` the bytes that it works in beside. `precision` is that of products of float32 tensors, by which a
-    backend may have several lowerings.
+    backend may have several lowerings. `whole` are operators for which there are kernels and which files have in parts.
+    `runs_chain` says whether a kernel of several anchors can be run.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -351,6 +400,8 @@ class Lowering:
     in_place: Callable[[Kernel], tuple[int, ...]] = nowhere
     scratch: Callable[[Kernel], int] = no_scratch
     precision: str = FLOAT32
+    whole: frozenset[str] = frozenset()
+    runs_chain: Callable[[Kernel], bool] = none_chained
 
     def entry(self, view: View[N, V], node: N) -> int | None:
         """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""
@@ -392,6 +443,19 @@ class Lowering:
         types = [view.type(v) if v is not None else None for v in inputs]
         out = view.type(view.outputs(node)[0])
         return rank if self.fusion.follows(view.op(node), view.attrs(node), position, types, out) else None
+
+    def continues(self, view: View[N, V], node: N) -> bool:
+        """Whether `node` may be an anchor behind the one that makes its input 0, in one kernel that a plan asks for."""
+        inputs = view.inputs(node)
+        value = inputs[0] if inputs else None
+        if value is None or len(view.outputs(node)) != 1 or view.op(node).has(Trait.ELEMENTWISE):
+            return False
+        if view.is_constant(value) or view.is_output(value) or len(view.consumers(value)) != 1:
+            return False
+        if not all(v is None or view.is_constant(v) for v in inputs[1:]):
+            return False
+        types = [view.type(v) if v is not None else None for v in inputs]
+        return self.fusion.chains(view.op(node), view.attrs(node), types, view.type(view.outputs(node)[0]))
 
     def anchor_of(self, view: View[N, V], node: N) -> N:
         """The anchor of the kernel that `node` runs in."""
@@ -525,6 +589,28 @@ def structure(graph: Graph) -> tuple[str, ...]:
     )
 
 
+def with_wholes(graph: Graph, lowering: Lowering) -> Graph:
+    """The graph with the operators of `Lowering.whole` as one node each where it has them in parts; its plans too."""
+    found, nodes = gathered(graph, lowering.whole)
+    if found is not graph:
+        plans = {name: plan for name, plan in graph.plans.items() if isinstance(plan, Choices) and plan.fits(graph)}
+        found.plans = {name: _moved(plan, graph, found, nodes) for name, plan in plans.items()}
+    return found
+
+
+def _moved(choices: Choices, graph: Graph, other: Graph, same: Mapping[Node, Node]) -> Choices:
+    """Choices for `graph` as those for `other`, in which `same` are its nodes."""
+    place = {node: i for i, node in enumerate(other.nodes)}
+    moved = {i: place[same[node]] for i, node in enumerate(graph.nodes) if same.get(node) in place}
+    joins = {
+        moved[i]: entry if entry is None or other.nodes[moved[i]].inputs[entry:] else 0
+        for i, entry in choices.entries.items() if i in moved
+    }  # fmt: skip
+    layouts = {(moved[i], output): layout for (i, output), layout in choices.layouts.items() if i in moved}
+    algorithms = {moved[i]: name for i, name in choices.algorithms.items() if i in moved}
+    return Choices(structure(other), layouts, joins, algorithms)
+
+
 def choices_of(graph: Graph, backend: str) -> Choices | None:
     """What was chosen for the graph on the backend of that name."""
     found = graph.plans.get(backend)
@@ -646,12 +732,20 @@ def _fitting(choices: Choices | None, graph: Graph, lowering: Lowering) -> Choic
         return None
     local, nodes = GraphView(graph, lowering.layouts), graph.nodes
     joined = [(nodes[place], entry) for place, entry in choices.entries.items() if entry is not None]
-    if any(lowering.joins(local, node, entry) is None for node, entry in joined):
+    if not all(
+        lowering.joins(local, node, entry) is not None or entry == 0 and lowering.continues(local, node)
+        for node, entry in joined
+    ):
         return None
     view = GraphView(graph, lowering.layouts, choices)
     for node in graph.run_time_nodes:
         anchor: Node = lowering.anchor_of(view, node)
-        out = lowering.group(view, anchor).last.outputs[0]
+        group = lowering.group(view, anchor)
+        out = group.last.outputs[0]
+        if any(not n.op.has(Trait.ELEMENTWISE) for n in group.nodes[1:]) and not lowering.runs_chain(
+            lowering.kernel(view, group)[0]
+        ):
+            return None
         types = [v.type if v is not None else None for v in anchor.inputs]
         possible = lowering.layouts.possible(anchor.op, anchor.attrs, types, anchor.outputs[0].type)
         if view.layout(out) not in (*possible, local.layout(out)):

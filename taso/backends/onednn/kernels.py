@@ -15,9 +15,9 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import element_function, evaluated, mover
-from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
+from taso.backends.lowering import BF16, BLOCKED, FLOAT32, IN_TURN, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
+from taso.backends.onednn import depth_first, quantized, winograd
 from taso.backends.onednn import primitives as p
-from taso.backends.onednn import quantized, winograd
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
 from taso.backends.onednn.places import (
@@ -37,6 +37,7 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
 from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply
+from taso.backends.onednn.winograd import second_level_cache
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops.linear import conv_settings
@@ -70,6 +71,9 @@ class OneDNNFusion(Fusion):
             return 5
         return super().anchors(op, out)
 
+    def chains(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], out: TensorType) -> bool:
+        return depth_first.is_window(op, attrs, types, out)
+
 
 # ── element-wise steps as post-ops ───────────────────────────────────────────────────────────────────────────────
 
@@ -100,6 +104,7 @@ _UNARY: dict[str, Callable[[Attrs], tuple[EltwisePostOp, ...]]] = {
     "Softplus": _one("soft_relu", 1.0),
     "HardSwish": _one("hardswish", 1 / 6, 0.5),
     "Mish": _one("mish"),
+    "Swish": lambda attrs: (EltwisePostOp("swish", attrs.float("alpha")),),
     "Elu": lambda attrs: (EltwisePostOp("elu", attrs.float("alpha")),),
     "LeakyRelu": lambda attrs: (EltwisePostOp("relu", attrs.float("alpha")),),
     "HardSigmoid": lambda attrs: (EltwisePostOp("hardsigmoid", attrs.float("alpha"), attrs.float("beta")),),
@@ -107,6 +112,8 @@ _UNARY: dict[str, Callable[[Attrs], tuple[EltwisePostOp, ...]]] = {
     "Gelu": lambda attrs: (EltwisePostOp("gelu_tanh" if attrs.str("approximate") == "tanh" else "gelu_erf"),),
     "Clip": _clip,
 }
+WHOLE = frozenset({"Gelu", "HardSwish", "Mish", "Swish"})
+"""Functions of one element that files have in parts, and oneDNN in one."""
 _BINARY = {"Add": "add", "Sum": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 
 
@@ -172,10 +179,22 @@ def design(
     return fallback.recipe
 
 
+def depth_first_fits(kernel: Kernel, layouts: Layouts, supply: Supply) -> bool:
+    """Whether several anchors in a row can be run as one kernel, in bands of rows."""
+    if any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results)):
+        return False
+    try:
+        _Designer(kernel, layouts, supply, None).in_bands()
+    except Unimplemented as reason:
+        log.debug("not depth first: %s", reason)
+        return False
+    return True
+
+
 def narrows(kernel: Kernel) -> bool:
     """Whether a kernel's products are such that rounding their factors to bfloat16 can pay."""
     step = kernel.anchor
-    if step is None or step.op.domain or step.op.name not in _PRODUCTS:
+    if step is None or step.op.domain or step.op.name not in _PRODUCTS or kernel.chained:
         return False
     x, w = (kernel.operands[i].type.static_shape if i is not None and i >= 0 else () for i in step.inputs[:2])
     if step.op.name == "Conv":
@@ -490,6 +509,8 @@ class _Designer:
     def run(self) -> None:
         if not self.kernel.steps:
             return self.relayout()
+        if self.kernel.chained:
+            return self.in_bands()
         step, followers = self.kernel.steps[0], self.kernel.steps[1:]
         anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
         if anchor is not None and self.floats(step):
@@ -523,6 +544,12 @@ class _Designer:
             from_plain(outs[0], plain, target.type, target.layout, block)
 
         self.recipe.launches.append(ArrayLaunch("copy", copy, (read,), (written,)))
+
+    def in_bands(self) -> None:
+        if self.in_place is not None or self.narrow:
+            raise Unimplemented("several layers in a row run in float32 and away from their operands")
+        # the other half is for weights, and for what comes in and goes out
+        depth_first.build(self, None if self.kernel.algorithm == IN_TURN else second_level_cache() // 2)
 
     def conv(self, step: Step, followers: Sequence[Step]) -> None:
         if self.kernel.algorithm not in ("", FLOAT32):
@@ -585,13 +612,11 @@ class _Designer:
             make, arguments, _Frame(self.out_dims, target), finish=finish if away else None, takes=lambda op: True
         )
 
-    def window(
-        self, step: Step, dtype: DataType
-    ) -> tuple[MemoryDesc, Callable[[MemoryDesc, MemoryDesc, MemoryDesc | None, Attributes], Primitive]]:
+    def window(self, step: Step, dtype: DataType) -> tuple[MemoryDesc, depth_first.Window]:
         """How the weights of a convolution, or of a transposed one, lie, and what makes its primitive."""
         w = self.operand(step, 1)
         full, n = conv_settings(w.type, step.attrs), w.type.rank - 2
-        groups, pads = full.int("group"), full.ints("pads")
+        groups, own = full.int("group"), full.ints("pads")
         weight, transposed = MemoryDesc.plain(w.type.static_shape, _F32), step.op.name == "ConvTranspose"
         extra = step.attrs.ints("output_padding") or (0,) * n if transposed else (0,) * n
         if any(more >= stride for more, stride in zip(extra, full.ints("strides"), strict=True) if more):
@@ -602,11 +627,13 @@ class _Designer:
             weight = p.convolution_weights(weight, groups)
 
         def build(
-            src: MemoryDesc, dst: MemoryDesc, bias: MemoryDesc | None, attributes: Attributes
+            src: MemoryDesc, dst: MemoryDesc, bias: MemoryDesc | None, attributes: Attributes,
+            pads: Sequence[int] | None = None,
         ) -> Primitive:
+            pads = own if pads is None else pads
             return (p.deconvolution if transposed else p.convolution)(
                 src, MemoryDesc.any(weight.dims, dtype), dst, bias=bias, strides=full.ints("strides"),
-                dilations=full.ints("dilations"), pads_begin=pads[:n],
+                dilations=full.ints("dilations"), pads_begin=tuple(pads[:n]),
                 pads_end=tuple(pad - more for pad, more in zip(pads[n:], extra, strict=True)), groups=groups,
                 attributes=attributes,
             )  # fmt: skip
@@ -1142,4 +1169,4 @@ _ANCHORS: dict[str, _Anchor] = {
     "Transpose": _Designer.transpose,
 }
 
-__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "OneDNNFusion", "design"]
+__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "WHOLE", "OneDNNFusion", "design"]
