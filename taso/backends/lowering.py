@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 from taso.graph.composite import gathered
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.operator import Attrs, Operator, Trait
-from taso.graph.ops.movement import slice_ranges
-from taso.graph.types import DType, Shape, TensorType
+from taso.graph.ops.movement import permutation, slice_ranges
+from taso.graph.types import Dim, DType, Shape, TensorType
 
 PLAIN = "plain"
 BLOCKED = "blocked"
@@ -142,10 +142,33 @@ def _show_value(value: object) -> str:
 
 # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+AXES = "axes "
+"""How a layout's name begins that says in which order the axes lie in memory, the outermost first: "axes 0213"."""
+
+
+def axes_of(layout: str, rank: int) -> tuple[int, ...]:
+    """In which order the axes of a tensor lie in a layout without blocks, the outermost first."""
+    if layout == LAST and rank > 2:
+        return (0, *range(2, rank), 1)
+    return tuple(map(int, layout.removeprefix(AXES))) if layout.startswith(AXES) else tuple(range(rank))
+
+
+def named_axes(order: Sequence[int], dims: Sequence[Dim]) -> str:
+    """The layout of a tensor whose axes lie in that order; axes of size 1 lie wherever the name has them first."""
+    single = [a for a in range(len(order)) if dims[a] == 1]
+    rest = [a for a in order if dims[a] != 1]
+    if rest == sorted(rest):
+        return PLAIN
+    if len(order) > 2 and rest == [a for a in axes_of(LAST, len(order)) if dims[a] != 1]:
+        return LAST
+    return AXES + "".join(map(str, (*single, *rest)))
+
+
 _FOLLOWS = frozenset(
     {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "BatchNormalization", "LRN", "Identity", "Dropout"}
 )
 _ALONG_CHANNELS = frozenset({"Concat", "Split"})
+_NAMED = (PLAIN, LAST, BLOCKED)
 
 
 @dataclass(frozen=True)
@@ -154,11 +177,13 @@ class Layouts:
 
     `block` channels lie together in the blocked one; 0 means that the backend has only the plain one. Of a tensor whose
     channels are no whole number of blocks, BLOCKED is the same as PLAIN. With `innermost` convolutions have their
-    channels last unless a plan says otherwise.
+    channels last unless a plan says otherwise. With `permuted` axes may lie in any order: a Transpose then moves
+    nothing, and products of matrices read and write what lies so.
     """
 
     block: int = 0
     innermost: bool = False
+    permuted: bool = False
 
     def applies(self, t: TensorType) -> bool:
         """Whether values of the type may lie otherwise than plainly."""
@@ -182,13 +207,28 @@ class Layouts:
         if op.name in _FOLLOWS and not _dilated(attrs) or op.name in _ALONG_CHANNELS and _by_channels(attrs, result):
             data = layouts if op.name == "Concat" else layouts[:1]
             first = data[0]
-            if first is None or any(x != first for x in data) or first == BLOCKED and not self._whole(op, attrs, types):
+            if first not in _NAMED or any(x != first for x in data):
                 return PLAIN
-            return first
+            return PLAIN if first == BLOCKED and not self._whole(op, attrs, types) else first
         if op.has(Trait.ELEMENTWISE):
             same = [x for t, x in zip(types, layouts, strict=True) if t is not None and t.shape == result.shape]
-            return LAST if LAST in same else BLOCKED if BLOCKED in same else PLAIN
+            if LAST in same or BLOCKED in same:
+                return LAST if LAST in same else BLOCKED
+            # what broadcasts has no place among axes that lie in another order
+            whole = len(same) + sum(t is not None and t.static and t.size == 1 for t in types) == len(types)
+            return (same[0] or PLAIN) if whole and len(set(same)) == 1 else PLAIN
+        if self._turns(op, result) and layouts[0] not in (None, BLOCKED):
+            return self._turned(attrs, result, layouts[0] or PLAIN)
         return PLAIN
+
+    def _turns(self, op: Operator, result: TensorType) -> bool:
+        """Whether an operator is a Transpose that another order of axes can stand for."""
+        return self.permuted and op.name == "Transpose" and not op.domain and self.applies(result) and result.static
+
+    def _turned(self, attrs: Attrs, result: TensorType, layout: str) -> str:
+        """How a Transpose's result lies where its operand does, which lies so."""
+        perm = permutation(result.rank, attrs)
+        return named_axes([perm.index(a) for a in axes_of(layout, result.rank)], result.dims)
 
     def _of_conv(self, attrs: Attrs, types: Sequence[TensorType | None], layouts: Sequence[str | None]) -> str:
         """BLOCKED where that is possible, else LAST.
@@ -222,13 +262,21 @@ class Layouts:
             return (PLAIN,)
         if op.name == "Conv":
             return (BLOCKED, LAST) if self._conv_in_blocks(attrs, types) else (LAST,)
+        if self._turns(op, result):
+            return tuple(dict.fromkeys((self._turned(attrs, result, PLAIN), PLAIN, LAST)))
+        if self.permuted and op.name == "MatMul" and _turnable(types, result):
+            # the heads of an attention, put side by side
+            order = [*range(result.rank - 3), result.rank - 2, result.rank - 3, result.rank - 1]
+            return tuple(dict.fromkeys((PLAIN, named_axes(order, result.dims))))
         if op.name in _FOLLOWS and not _dilated(attrs) or op.name in _ALONG_CHANNELS and _by_channels(attrs, result):
             return (PLAIN, LAST, BLOCKED) if self._whole(op, attrs, types) else (PLAIN, LAST)
         return (PLAIN, LAST, BLOCKED) if op.has(Trait.ELEMENTWISE) else (PLAIN,)
 
     def canonical(self, t: TensorType, layout: str) -> str:
         """The one name among those of layouts in which the tensor's bytes are the same."""
-        return next(x for x in (PLAIN, LAST, BLOCKED) if self.alike(t, x, layout))
+        if layout.startswith(AXES):
+            return named_axes(axes_of(layout, t.rank), t.dims)
+        return next(x for x in _NAMED if self.alike(t, x, layout))
 
     def _whole(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None]) -> bool:
         """Whether all parts of a Concat or Split along channels are whole blocks."""
@@ -245,13 +293,27 @@ class Layouts:
             few = out_layout == BLOCKED and not _divides(t.dims[1], self.block)
             return PLAIN if position > 0 or few else out_layout
         if op.name in _FOLLOWS or op.name in _ALONG_CHANNELS or op.has(Trait.ELEMENTWISE):
-            return layout if self.alike(t, layout, out_layout) else out_layout
+            return layout if self.alike(t, layout, out_layout) else self._for(t, out_layout)
+        if self._turns(op, t) and out_layout != BLOCKED:
+            perm = permutation(t.rank, attrs)
+            return named_axes([perm[a] for a in axes_of(out_layout, t.rank)], t.dims)
+        if self.permuted and op.name == "MatMul" and layout.startswith(AXES) and t.dtype is DType.FLOAT:
+            return layout if _rows_together(layout, t, position) else PLAIN
         return PLAIN
+
+    def _for(self, t: TensorType, layout: str) -> str:
+        """`layout` for a tensor that broadcasts to one that lies so."""
+        return layout if _names_axes(layout, t.rank) else PLAIN
 
     def alike(self, t: TensorType, layout: str, other: str) -> bool:
         """Whether a tensor's bytes are the same in both layouts, so that going from one to the other costs nothing."""
         if t.shape is None or not _image(t):
             return True
+        if layout.startswith(AXES) or other.startswith(AXES):
+            if BLOCKED in (layout, other) or not all(_names_axes(x, t.rank) for x in (layout, other)):
+                return layout == other
+            one, two = ([a for a in axes_of(x, t.rank) if t.dims[a] != 1] for x in (layout, other))
+            return one == two
         blocked = BLOCKED if self.block and _divides(t.dims[1], self.block) else PLAIN
         pair = {blocked if x == BLOCKED else x for x in (layout, other)}
         if len(pair) == 1 or all(d == 1 for d in t.dims[2:]):
@@ -263,6 +325,22 @@ class Layouts:
 
 def _image(t: TensorType) -> bool:
     return t.shape is not None and t.rank in (3, 4, 5)
+
+
+def _names_axes(layout: str, rank: int) -> bool:
+    """Whether a layout is one of tensors of that rank: others broadcast to one that lies so."""
+    return not layout.startswith(AXES) or len(layout) == len(AXES) + rank
+
+
+def _turnable(types: Sequence[TensorType | None], result: TensorType) -> bool:
+    """Whether a product is one of as many matrices on both sides, which may lie otherwise than one after the other."""
+    return all(t is not None and t.rank == result.rank and t.dims[:-2] == result.dims[:-2] for t in types)
+
+
+def _rows_together(layout: str, t: TensorType, position: int) -> bool:
+    """Whether the matrices of an operand lie so that products read them: of the second one also turned."""
+    innermost = next(a for a in reversed(axes_of(layout, t.rank)) if t.dims[a] != 1)
+    return innermost == t.rank - 1 or position == 1 and innermost == t.rank - 2
 
 
 def _divides(dim: object, block: int) -> bool:
@@ -531,6 +609,8 @@ def is_view(kernel: Kernel) -> bool:
         return operand.layout == result.layout
     if step.op.name in _VIEWS:
         return operand.layout == PLAIN
+    if step.op.name == "Transpose":
+        return _is_turned(step.attrs, operand, result)
     if step.op.name == "Split":
         return _stretches(operand, step.attrs.int("axis") % operand.type.rank)
     if step.op.name == "Slice":
@@ -542,12 +622,22 @@ def is_view(kernel: Kernel) -> bool:
     return False
 
 
+def _is_turned(attrs: Attrs, operand: Operand, result: Operand) -> bool:
+    """Whether a Transpose's result is its operand, axes named otherwise."""
+    if not _image(result.type) or BLOCKED in (operand.layout, result.layout) or not result.type.static:
+        return False
+    perm, dims = permutation(result.type.rank, attrs), result.type.dims
+    found = [perm.index(a) for a in axes_of(operand.layout, len(dims))]
+    wanted = axes_of(result.layout, len(dims))
+    return [a for a in found if dims[a] != 1] == [a for a in wanted if dims[a] != 1]
+
+
 def _stretches(whole: Operand, axis: int) -> bool:
     """Whether parts of a tensor along `axis` lie one behind the other."""
-    if whole.layout == LAST and whole.type.rank > 2:
-        order = [0, *range(2, whole.type.rank), 1]
-        return all(whole.type.dims[a] == 1 for a in order[: order.index(axis)])
-    return all(d == 1 for d in whole.type.dims[:axis])
+    if whole.layout == BLOCKED:
+        return all(d == 1 for d in whole.type.dims[:axis])
+    order = axes_of(whole.layout, whole.type.rank)
+    return all(whole.type.dims[a] == 1 for a in order[: order.index(axis)])
 
 
 def _is_stretch(t: TensorType, attrs: Attrs) -> bool:

@@ -42,7 +42,8 @@ class OneDNNBackend:
         # vectors of 16 floats, or 8: a block of channels is one
         block = 16 if self._library.isa.startswith("avx512") else 8
         # AMX multiplies matrices whose rows are pixels; no blocks of channels
-        layouts = Layouts(block, innermost=precision == BF16 and "amx" in self._library.isa)
+        innermost = precision == BF16 and "amx" in self._library.isa
+        layouts = Layouts(block, innermost, permuted=True)
         self.lowering = Lowering(
             layouts, OneDNNFusion(), partial(ways, precision=precision), overwritable,
             scratch_of(layouts, self.threads, precision), precision, WHOLE,

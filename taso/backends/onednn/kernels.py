@@ -15,7 +15,20 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import element_function, evaluated, mover
-from taso.backends.lowering import BF16, BLOCKED, FLOAT32, IN_TURN, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
+from taso.backends.lowering import (
+    AXES,
+    BF16,
+    BLOCKED,
+    FLOAT32,
+    IN_TURN,
+    LAST,
+    PLAIN,
+    Fusion,
+    Kernel,
+    Layouts,
+    Operand,
+    Step,
+)
 from taso.backends.onednn import depth_first, quantized, winograd
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
@@ -274,6 +287,8 @@ class _Designer:
         Trailing axes of size 1 are left out: with them oneDNN 3.2's binary reads the wrong channel in a post-op.
         """
         dims = self.out_dims
+        if self.out.layout.startswith(AXES):
+            return dims
         return dims[:2] if len(dims) > 2 and all(d == 1 for d in dims[2:]) else dims
 
     @property
@@ -670,6 +685,9 @@ class _Designer:
         left = (1, *a) if len(a) == 1 else a
         right = (*b, 1) if len(b) == 1 else b
         rows, inner, columns = left[-2], left[-1], right[-1]
+        lie = [self.operand(step, 0).layout, self.operand(step, 1).layout, self.out.layout]
+        if any(layout != PLAIN for layout in lie):
+            return self.product_of_turned(step, followers)
         if math.prod(right[:-2]) == 1 and self.flattens(followers):
             rows, batch = math.prod(left[:-1]), tuple[int, ...]()
             left, right = (rows, inner), (inner, columns)
@@ -679,6 +697,14 @@ class _Designer:
             right = (1,) * (rank - len(right)) + right
             batch = tuple(max(x, y) for x, y in zip(left[:-2], right[:-2], strict=True))
         self.product(step, followers, describe(left, PLAIN, 1), describe(right, PLAIN, 1), (*batch, rows, columns))
+
+    def product_of_turned(self, step: Step, followers: Sequence[Step]) -> None:
+        """The product of as many matrices on both sides, whose axes lie in any order."""
+        given = [self.operand(step, i) for i in range(2)]
+        if any(o.type.rank != len(self.out_dims) for o in given):
+            raise Unimplemented("matrices that lie otherwise than one after the other, on one side")
+        a, b = (describe(o.type.static_shape, o.layout, 1) for o in given)
+        self.product(step, followers, a, b, self.out_dims)
 
     def flattens(self, followers: Sequence[Step]) -> bool:
         """Whether all operands of the steps behind fit a result whose leading axes are one."""
@@ -690,7 +716,7 @@ class _Designer:
         factor: float = 1.0, bias: int | None = None, posts: _Posts | None = None,
     ) -> None:  # fmt: skip
         """The matmul of operands 0 and 1 of `step` as these descriptors read them."""
-        dst, index = MemoryDesc.plain(out, _F32), self.index(step, 1)
+        dst, index = describe(out, self.out.layout, 1), self.index(step, 1)
         constant = self.kernel.operands[index].constant
         narrow = self.narrow
         if narrow:
@@ -710,7 +736,10 @@ class _Designer:
         def make(attributes: Attributes) -> Primitive:
             return p.matmul(src, loose, dst, bias=bias_desc, attributes=replace(attributes, bf16=narrow))
 
-        stem = _Stem(make, arguments, _Frame(out, PLAIN), takes=lambda op: True)
+        # into axes in another order oneDNN 3.2 crashes with a binary operation behind the product
+        plain = self.out.layout == PLAIN
+        takes: Callable[[PostOp], bool] = lambda op: plain or isinstance(op, EltwisePostOp)
+        stem = _Stem(make, arguments, _Frame(out, self.out.layout), takes=takes)
         if posts is not None:
             stem.posts, stem.post_places = posts.ops, posts.places
         self.emit(stem, followers)
