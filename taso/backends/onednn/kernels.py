@@ -738,8 +738,9 @@ class _Designer:
 
         # into axes in another order oneDNN 3.2 crashes with a binary operation behind the product
         plain = self.out.layout == PLAIN
-        takes: Callable[[PostOp], bool] = lambda op: plain or isinstance(op, EltwisePostOp)
-        stem = _Stem(make, arguments, _Frame(out, self.out.layout), takes=takes)
+        stem = _Stem(
+            make, arguments, _Frame(out, self.out.layout), takes=lambda op: plain or isinstance(op, EltwisePostOp)
+        )
         if posts is not None:
             stem.posts, stem.post_places = posts.ops, posts.places
         self.emit(stem, followers)
@@ -931,6 +932,58 @@ class _Designer:
             arguments, _Frame(flat, PLAIN),
         )  # fmt: skip
         self.emit(stem, followers)
+
+    def group_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        """By the layer normalization of each group, which lies in one stretch; then scale and shift by channel.
+
+        InstanceNormalization is that with one group for each channel.
+        """
+        dims, x = self.out_dims, self.index(step, 0)
+        for operand in (self.operand(step, 0), self.out):
+            self.lies(operand, PLAIN)
+        groups = dims[1] if step.op.name == "InstanceNormalization" else step.attrs.int("num_groups")
+        rows = dims[0] * groups
+        flat = MemoryDesc.plain((rows, math.prod(dims) // rows), _F32)
+        centred = p.layer_normalization(flat, flat, step.attrs.float("epsilon"), scale=False, shift=False)
+        if is_slow(centred):
+            raise Unimplemented("oneDNN has no fast layer normalization")
+        self.launch(centred, {p.SRC: self.place(x), p.DST: Place(RESULT)})
+        scale, shift = (self.place(self.index(step, i)) for i in (1, 2))
+        data = describe(self.element_dims, PLAIN, 1)
+        vector = describe((1, dims[1], *(1 for _ in self.element_dims[2:])), PLAIN, 1)
+        self.scaled(data, vector, scale, Place(RESULT), followers, (BinaryPostOp("add", vector),), (shift,))
+
+    def scaled(
+        self, data: MemoryDesc, factor: MemoryDesc, at: Place, source: Place, followers: Sequence[Step],
+        posts: tuple[PostOp, ...], places: tuple[Place | None, ...],
+    ) -> None:  # fmt: skip
+        """A tensor times one that broadcasts to it, into the result, behind a kernel of ours."""
+        stem = _Stem(
+            lambda attributes: p.binary(data, factor, data, "mul", attributes=attributes),
+            lambda _: {p.SRC_0: source, p.SRC_1: at, p.DST: Place(RESULT)}, _Frame(data.dims, PLAIN), posts=posts,
+            post_places=places, first=False,
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def rms_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        """x · s / √(mean of x² + ε): squares, their means to the power −½, and two products."""
+        dims, index = self.out_dims, self.index(step, 0)
+        axis = step.attrs.int("axis") % len(dims)
+        rows, columns = math.prod(dims[:axis]), math.prod(dims[axis:])
+        for operand in (self.operand(step, 0), self.out):
+            self.lies(operand, PLAIN)
+        if self.operand(step, 1).type.static_shape != dims[axis:] or columns == 1:
+            raise Unimplemented("a scale that is not one number for each element that is averaged")
+        flat, single = MemoryDesc.plain((rows, columns), _F32), MemoryDesc.plain((rows, 1), _F32)
+        squares, roots = self.recipe.add_scratch(flat.size), self.recipe.add_scratch(single.size)
+        self.launch(p.eltwise(flat, flat, "square"), {p.SRC: self.place(index), p.DST: squares})
+        inverse = (EltwisePostOp("linear", 1.0, step.attrs.float("epsilon")), EltwisePostOp("pow", 1.0, -0.5))
+        mean = p.reduction(flat, single, "mean", attributes=Attributes(post_ops=inverse))
+        if is_slow(mean):
+            raise Unimplemented("oneDNN has no fast mean")
+        self.launch(mean, {p.SRC: squares, p.DST: roots})
+        vector, scale = MemoryDesc.plain((1, columns), _F32), self.place(self.index(step, 1))
+        self.scaled(flat, single, roots, self.place(index), followers, (BinaryPostOp("mul", vector),), (scale,))
 
     def lrn(self, step: Step, followers: Sequence[Step]) -> None:
         layout, attrs = self.operand(step, 0).layout, step.attrs
@@ -1191,6 +1244,9 @@ _ANCHORS: dict[str, _Anchor] = {
     "Softmax": _Designer.softmax,
     "LogSoftmax": _Designer.softmax,
     "LayerNormalization": _Designer.layer_norm,
+    "InstanceNormalization": _Designer.group_norm,
+    "GroupNormalization": _Designer.group_norm,
+    "RMSNormalization": _Designer.rms_norm,
     "LRN": _Designer.lrn,
     "Concat": _Designer.concat,
     "Split": _Designer.split,
