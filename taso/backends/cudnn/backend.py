@@ -8,7 +8,7 @@ from taso.backends.base import checked_threads
 from taso.backends.cudnn.device import CudaDevice, Device, cupy
 from taso.backends.cudnn.executor import Program, name_of
 from taso.backends.cudnn.frontend import about, planner
-from taso.backends.cudnn.fusion import CudnnFusion, CudnnLayouts
+from taso.backends.cudnn.fusion import WHOLE, CudnnFusion, CudnnLayouts
 from taso.backends.cudnn.kernels import KERNEL_FORMAT, ways
 from taso.backends.cudnn.measuring import METHOD, measured
 from taso.backends.cudnn.sources.kernels import sourced
@@ -42,7 +42,7 @@ class CudnnBackend:
         # tensor cores read channels that lie side by side
         layouts = CudnnLayouts(innermost=precision != FLOAT32)
         self.lowering = Lowering(
-            layouts, CudnnFusion(), partial(ways, precision=precision), overwritable, scratch, precision
+            layouts, CudnnFusion(), partial(ways, precision=precision), overwritable, scratch, precision, WHOLE
         )
 
     def device_key(self) -> str:

@@ -20,7 +20,7 @@ from taso.backends.building import Builder, Lie, Task, is_object, opened
 from taso.backends.cudnn.device import Device
 from taso.backends.cudnn.kernels import design
 from taso.backends.cudnn.launching import BytesLaunch, replays
-from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand
+from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand, with_wholes
 from taso.backends.places import OPERAND, RESULT, ArraySpec, Block, Place, logical_spec, plain_spec
 from taso.backends.programs import CompiledGraph
 from taso.backends.recipe import Call, Launch, Recipe, Supply
@@ -229,7 +229,7 @@ class Program(CompiledGraph):
         super().__init__(graph)
 
     def build(self, graph: Graph) -> DeviceProgram:
-        return _Builder(graph, self._lowering, self._device).program()
+        return _Builder(with_wholes(graph, self._lowering), self._lowering, self._device).program()
 
     def given(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The feeds as arrays, NumPy's or the device's, defaults filled in."""

@@ -9,6 +9,9 @@ from taso.backends.lowering import BLOCKED, LAST, PLAIN, Fusion, Layouts
 from taso.graph.operator import Attrs, Operator
 from taso.graph.types import DType, TensorType
 
+WHOLE = frozenset({"Gelu", "HardSwish", "Mish", "Swish"})
+"""Functions of one element that files have in parts, and cuDNN and kernels of ours in one."""
+
 
 class CudnnFusion(Fusion):
     """The general rule, and Erf too, of which a Gelu is made up."""

@@ -15,7 +15,7 @@ import numpy as np
 from taso.backends.arena import place_regions
 from taso.backends.base import Array
 from taso.backends.building import Builder, Lie, opened
-from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand
+from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand, with_wholes
 from taso.backends.onednn.kernels import design
 from taso.backends.onednn.library import Library, library, status_error
 from taso.backends.onednn.recipe import ArrayLaunch, Call, Recipe, Supply
@@ -212,4 +212,4 @@ class Program(CompiledGraph):
 
     def build(self, graph: Graph) -> StaticProgram:
         with threads_in_force(library(), self._threads):
-            return _Builder(graph, self._lowering).program(self._threads)
+            return _Builder(with_wholes(graph, self._lowering), self._lowering).program(self._threads)

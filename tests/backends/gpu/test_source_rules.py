@@ -17,8 +17,8 @@ from taso.backends.cudnn.sources.launches import Source, Sourced
 from taso.backends.cudnn.sources.winograd import tiled_convolution
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import BLOCKED, Kernel
-from taso.backends.onednn.places import OPERAND, RESULT, SCRATCH, Place
 from taso.backends.onednn.winograd import transformed_filter
+from taso.backends.places import OPERAND, RESULT, SCRATCH, Place
 from taso.graph.operator import Attrs
 from taso.graph.ops.structure import opaque
 from taso.graph.types import DType, SymDim, TensorType

@@ -16,7 +16,7 @@ from taso.backends.cudnn.sources.prelude import PRELUDE
 from taso.backends.cudnn.sources.results import operand_access
 from taso.backends.cudnn.sources.scalars import REAL, computed, stored
 from taso.backends.lowering import Kernel
-from taso.backends.onednn.places import OPERAND, RESULT
+from taso.backends.places import OPERAND, RESULT
 from taso.graph.types import DType
 
 _THREADS = 256

@@ -23,7 +23,7 @@ from taso.backends.cudnn.sources.nests import Parameters, lies_plainly_or_last, 
 from taso.backends.cudnn.sources.prelude import PRELUDE
 from taso.backends.cudnn.sources.scalars import literal
 from taso.backends.lowering import LAST, Kernel
-from taso.backends.onednn.places import OPERAND, RESULT
+from taso.backends.places import OPERAND, RESULT
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType
 from taso.graph.winograd import Matrix, Transforms, transforms
