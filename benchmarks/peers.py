@@ -297,14 +297,34 @@ class _Xla(Protocol):
     def runner(self, path: str, threads: int) -> tuple[Runner, str]: ...
 
 
+class _Cuda(Protocol):
+    def taso_runner(self, path: str, threads: int) -> tuple[Runner, str]: ...
+    def torch_runner(self, path: str, threads: int, compiled: bool) -> tuple[Runner, str]: ...
+    def onnxruntime_runner(self, path: str, threads: int, provider: str) -> tuple[Runner, str]: ...
+    def tensorrt_runner(self, path: str, threads: int) -> tuple[Runner, str]: ...
+
+
+def _cuda() -> _Cuda:
+    return cast(_Cuda, importlib.import_module("cuda_runtimes"))
+
+
 RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
     "taso": _taso, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch, "torch-compile": _torch_compile,
-    "xla": _xla,
+    "xla": _xla, "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
+    "torch-cuda": lambda path, threads: _cuda().torch_runner(path, threads, False),
+    "torch-cuda-compile": lambda path, threads: _cuda().torch_runner(path, threads, True),
+    "onnxruntime-cuda": lambda path, threads: _cuda().onnxruntime_runner(path, threads, "CUDAExecutionProvider"),
+    "onnxruntime-tensorrt": lambda path, threads: _cuda().onnxruntime_runner(
+        path, threads, "TensorrtExecutionProvider"
+    ),
+    "tensorrt": lambda path, threads: _cuda().tensorrt_runner(path, threads),
 }  # fmt: skip
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "taso": ("taso",), "onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch",),
-    "torch-compile": ("torch",), "xla": ("tensorflow",),
+    "torch-compile": ("torch",), "xla": ("tensorflow",), "taso-cuda": ("taso", "cupy", "cudnn"),
+    "torch-cuda": ("torch",), "torch-cuda-compile": ("torch",), "onnxruntime-cuda": ("onnxruntime",),
+    "onnxruntime-tensorrt": ("onnxruntime", "tensorrt"), "tensorrt": ("tensorrt", "cupy"),
 }  # fmt: skip
 """The modules that each runtime needs."""
 

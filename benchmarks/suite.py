@@ -56,12 +56,24 @@ VARIANTS: Mapping[str, Variant] = {
     "torch": Variant("torch", "original"),
     "torch-compile": Variant("torch-compile", "original"),
     "xla": Variant("xla", "original"),
+    "taso-cuda": Variant("taso-cuda", "for-gpu"),
+    "taso-cuda-unoptimized": Variant("taso-cuda", "original"),
+    "torch-cuda": Variant("torch-cuda", "original"),
+    "torch-cuda-compile": Variant("torch-cuda-compile", "original"),
+    "onnxruntime-cuda": Variant("onnxruntime-cuda", "original"),
+    "onnxruntime-tensorrt": Variant("onnxruntime-tensorrt", "original"),
+    "tensorrt": Variant("tensorrt", "original"),
 }
+ON_GPU = ("taso-cuda", "taso-cuda-unoptimized", "torch-cuda", "torch-cuda-compile", "onnxruntime-cuda",
+          "onnxruntime-tensorrt", "tensorrt")  # fmt: skip
+"""Those that run on an NVIDIA GPU (`benchmarks/gpu.py`)."""
+ON_CPU = tuple(name for name in VARIANTS if name not in ON_GPU)
 
 MADE: Mapping[str, Mapping[str, object]] = {
     "optimized": {},
     "planned": {"rules": ["-*"]},
     "exported": {"backend": "onnxruntime"},
+    "for-gpu": {"backend": "cudnn"},
 }
 """The files that `taso.optimize` makes, and how: as by default, without any rule, and for ONNX Runtime."""
 
@@ -116,7 +128,7 @@ def random_feeds(graph: taso.Graph, seed: int) -> Feeds:
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes}
 
 
-def optimized(path: str, file: str, threads: int, settings: Settings) -> Made:
+def optimized(path: str, file: str, threads: int | None, settings: Settings) -> Made:
     """Optimizes a model and writes it, with its plan if it has one, beside the original."""
     how = {"budget": settings.budget, "time_limit": settings.time_limit, **MADE[file]}
     started = time.perf_counter()
@@ -233,7 +245,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(zoo.ZOO)} (default: all)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="(default: 1)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="(default: 1)")
-    parser.add_argument("--on", type=_names, default=list(VARIANTS), metavar="NAME,…", help=", ".join(VARIANTS))
+    parser.add_argument("--on", type=_names, default=list(ON_CPU), metavar="NAME,…", help=", ".join(VARIANTS))
     parser.add_argument("--rounds", type=int, default=20, help="blocks for each contestant (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a block (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds before a block (default: %(default)s)")
@@ -249,7 +261,7 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(told: argparse.Namespace, on: tuple[str, ...]) -> Settings:
+def settings_of(told: argparse.Namespace, on: tuple[str, ...]) -> Settings:
     settings = Settings(
         told.rounds, told.seconds, told.pause, told.start_seconds, told.budget, told.time_limit, told.small, told.seed,
         on,
@@ -271,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = read(told.source)
     else:
         on, left_out = contestants(told.on)
-        found = run(told, _settings(told, on), left_out)
+        found = run(told, settings_of(told, on), left_out)
     print(tables.whole(found), flush=True)
     if told.plot is not None:
         told.plot.write_text(tables.picture(found.cases), "utf-8")

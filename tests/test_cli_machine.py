@@ -126,6 +126,27 @@ def test_a_backend_made_for_this_machine_that_does_not_load_is_wrong(
     assert cli.main(["doctor"]) == DONE
 
 
+def test_a_gpu_on_which_cudnn_does_not_work_is_wrong_where_its_packages_are_installed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = cli_doctor.get_backend
+
+    def missing(name: str) -> object:
+        if name == "cudnn":
+            raise BackendUnavailable("the driver is for CUDA 11.4")
+        return known(name)
+
+    monkeypatch.setattr(cli_doctor, "get_backend", missing)
+    monkeypatch.setattr(cli_doctor, "_gpus", lambda: {"NVIDIA 0": "Some GPU, 81559 MiB, 470.1"})
+    monkeypatch.setattr(cli_doctor, "versions", lambda: {"cupy-cuda12x": "14.2.0"})
+    assert cli.main(["doctor"]) == FAILED
+    said = capsys.readouterr().out
+    assert "cuDNN does not work on it: the driver is for CUDA 11.4" in said and "cupy-cuda12x" in said
+    monkeypatch.setattr(cli_doctor, "versions", dict)
+    assert cli.main(["doctor"]) == DONE
+    assert "pip install 'taso[cuda]'" in capsys.readouterr().out
+
+
 def test_a_cache_that_cannot_be_written_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import taso
 from taso.backends.onednn.backend import OneDNNBackend
+from taso.backends.select import get_backend
 from taso.graph.errors import BackendUnavailable
 from taso.graph.evaluate import evaluate_graph
 
@@ -248,6 +249,40 @@ def test_the_suite_runs_a_tiny_model_to_its_end(tmp_path: Path, capsys: pytest.C
     assert suite.main(["--from", str(there), "--plot", str(plot)]) == 0
     assert said.endswith(capsys.readouterr().out)
     assert json.loads(there.read_text("utf-8"))["settings"]["small"] is True
+
+
+def test_the_gpu_benchmark_says_what_is_missing_and_shows_what_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu, results, roofline = module("gpu"), module("results"), module("roofline")
+    case = results.Case("bert_base", 1, 1, roofline.Needs(0, 0, 0, 0), roofline.Peaks(0, 0))
+    case.results["taso-cuda"] = results.Result(blocks=[1e-3] * 5, times=[1e-3] * 5, error=1e-6, version="taso")
+    case.results["torch-cuda"] = results.Result(blocks=[2e-3] * 5, times=[2e-3] * 5, error=1e-6, version="PyTorch")
+    case.results["tensorrt"] = results.Result("no GPU answers")
+    said = gpu.shown(case)
+    assert "2.000 (2.000 to 2.000)" in said and "no GPU answers" in said and "1.5 times faster" in said
+    if hosts_lack_a_gpu():
+        assert gpu.main(["bert_base"]) == 1
+        assert "nothing can be measured" in capsys.readouterr().err
+
+
+def hosts_lack_a_gpu() -> bool:
+    try:
+        get_backend("cudnn")
+    except BackendUnavailable:
+        return True
+    return False
+
+
+def test_the_experiment_on_grouped_convolutions_names_the_best_factor(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = module("gpu")
+    assert gpu.main(["--groups", "--backend", "reference", "--budget", "5"]) == 0
+    assert "merge factor 1; the search comes to 1" in capsys.readouterr().out
+
+
+def test_contestants_on_gpus_are_named_once() -> None:
+    suite, peers = module("suite"), module("peers")
+    assert set(suite.ON_CPU) | set(suite.ON_GPU) == set(suite.VARIANTS)
+    assert {suite.VARIANTS[name].runtime for name in suite.VARIANTS} <= set(peers.RUNNERS)
+    assert set(peers.RUNNERS) == set(peers.NEEDS)
 
 
 def test_the_suite_names_the_models_where_it_is_asked_for_another(capsys: pytest.CaptureFixture[str]) -> None:
