@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
+from taso.graph.composite import gathered
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.operator import Attrs, Operator, Trait
-from taso.graph.ops.movement import slice_ranges
-from taso.graph.types import DType, Shape, TensorType
+from taso.graph.ops.movement import permutation, slice_ranges
+from taso.graph.types import Dim, DType, Shape, TensorType
 
 PLAIN = "plain"
 BLOCKED = "blocked"
@@ -90,6 +91,43 @@ class Kernel:
     def anchor(self) -> Step | None:
         return self.steps[0] if self.steps else None
 
+    @property
+    def chained(self) -> bool:
+        """Whether there are anchors behind the first one, each on the result of the one before."""
+        return any(not s.op.has(Trait.ELEMENTWISE) for s in self.steps[1:])
+
+
+IN_TURN = "in turn"
+"""The algorithm by which a kernel of several anchors runs one after the other, each as a whole: what its own way is
+measured against."""
+
+
+def in_parts(kernel: Kernel) -> list[Kernel]:
+    """The kernels of one anchor each that a kernel of several stands for; what lies between lies as its result does."""
+    layout = kernel.results[0].layout
+    types: list[TensorType] = []
+    starts = [i for i, s in enumerate(kernel.steps) if i == 0 or not s.op.has(Trait.ELEMENTWISE)]
+    parts: list[Kernel] = []
+    for step in kernel.steps:
+        given = [None if i is None else kernel.operands[i].type if i >= 0 else types[-1 - i] for i in step.inputs]
+        types.append(step.op.types_of(given, step.attrs)[0])
+    for start, stop in zip(starts, [*starts[1:], len(kernel.steps)], strict=True):
+        operands: list[Operand] = []
+        steps: list[Step] = []
+        for step in kernel.steps[start:stop]:
+            inputs: list[int | None] = []
+            for i in step.inputs:
+                if i is None or -1 - i >= start:
+                    inputs.append(i if i is None else i + start)
+                    continue
+                inputs.append(len(operands))
+                operands.append(kernel.operands[i] if i >= 0 else Operand(types[-1 - i], layout, False))
+            steps.append(replace(step, inputs=tuple(inputs)))
+        last = stop == len(kernel.steps)
+        results = kernel.results if last else (Operand(types[stop - 1], layout, False),)
+        parts.append(Kernel(tuple(operands), tuple(steps), results))
+    return parts
+
 
 def _show(attrs: Attrs) -> str:
     # an opaque node's serialized form names its values; its cost does not depend on them
@@ -104,10 +142,33 @@ def _show_value(value: object) -> str:
 
 # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+AXES = "axes "
+"""How a layout's name begins that says in which order the axes lie in memory, the outermost first: "axes 0213"."""
+
+
+def axes_of(layout: str, rank: int) -> tuple[int, ...]:
+    """In which order the axes of a tensor lie in a layout without blocks, the outermost first."""
+    if layout == LAST and rank > 2:
+        return (0, *range(2, rank), 1)
+    return tuple(map(int, layout.removeprefix(AXES))) if layout.startswith(AXES) else tuple(range(rank))
+
+
+def named_axes(order: Sequence[int], dims: Sequence[Dim]) -> str:
+    """The layout of a tensor whose axes lie in that order; axes of size 1 lie wherever the name has them first."""
+    single = [a for a in range(len(order)) if dims[a] == 1]
+    rest = [a for a in order if dims[a] != 1]
+    if rest == sorted(rest):
+        return PLAIN
+    if len(order) > 2 and rest == [a for a in axes_of(LAST, len(order)) if dims[a] != 1]:
+        return LAST
+    return AXES + "".join(map(str, (*single, *rest)))
+
+
 _FOLLOWS = frozenset(
     {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "BatchNormalization", "LRN", "Identity", "Dropout"}
 )
 _ALONG_CHANNELS = frozenset({"Concat", "Split"})
+_NAMED = (PLAIN, LAST, BLOCKED)
 
 
 @dataclass(frozen=True)
@@ -116,11 +177,13 @@ class Layouts:
 
     `block` channels lie together in the blocked one; 0 means that the backend has only the plain one. Of a tensor whose
     channels are no whole number of blocks, BLOCKED is the same as PLAIN. With `innermost` convolutions have their
-    channels last unless a plan says otherwise.
+    channels last unless a plan says otherwise. With `permuted` axes may lie in any order: a Transpose then moves
+    nothing, and products of matrices read and write what lies so.
     """
 
     block: int = 0
     innermost: bool = False
+    permuted: bool = False
 
     def applies(self, t: TensorType) -> bool:
         """Whether values of the type may lie otherwise than plainly."""
@@ -144,13 +207,28 @@ class Layouts:
         if op.name in _FOLLOWS and not _dilated(attrs) or op.name in _ALONG_CHANNELS and _by_channels(attrs, result):
             data = layouts if op.name == "Concat" else layouts[:1]
             first = data[0]
-            if first is None or any(x != first for x in data) or first == BLOCKED and not self._whole(op, attrs, types):
+            if first not in _NAMED or any(x != first for x in data):
                 return PLAIN
-            return first
+            return PLAIN if first == BLOCKED and not self._whole(op, attrs, types) else first
         if op.has(Trait.ELEMENTWISE):
             same = [x for t, x in zip(types, layouts, strict=True) if t is not None and t.shape == result.shape]
-            return LAST if LAST in same else BLOCKED if BLOCKED in same else PLAIN
+            if LAST in same or BLOCKED in same:
+                return LAST if LAST in same else BLOCKED
+            # what broadcasts has no place among axes that lie in another order
+            whole = len(same) + sum(t is not None and t.static and t.size == 1 for t in types) == len(types)
+            return (same[0] or PLAIN) if whole and len(set(same)) == 1 else PLAIN
+        if self._turns(op, result) and layouts[0] not in (None, BLOCKED):
+            return self._turned(attrs, result, layouts[0] or PLAIN)
         return PLAIN
+
+    def _turns(self, op: Operator, result: TensorType) -> bool:
+        """Whether an operator is a Transpose that another order of axes can stand for."""
+        return self.permuted and op.name == "Transpose" and not op.domain and self.applies(result) and result.static
+
+    def _turned(self, attrs: Attrs, result: TensorType, layout: str) -> str:
+        """How a Transpose's result lies where its operand does, which lies so."""
+        perm = permutation(result.rank, attrs)
+        return named_axes([perm.index(a) for a in axes_of(layout, result.rank)], result.dims)
 
     def _of_conv(self, attrs: Attrs, types: Sequence[TensorType | None], layouts: Sequence[str | None]) -> str:
         """BLOCKED where that is possible, else LAST.
@@ -184,13 +262,21 @@ class Layouts:
             return (PLAIN,)
         if op.name == "Conv":
             return (BLOCKED, LAST) if self._conv_in_blocks(attrs, types) else (LAST,)
+        if self._turns(op, result):
+            return tuple(dict.fromkeys((self._turned(attrs, result, PLAIN), PLAIN, LAST)))
+        if self.permuted and op.name == "MatMul" and _turnable(types, result):
+            # the heads of an attention, put side by side
+            order = [*range(result.rank - 3), result.rank - 2, result.rank - 3, result.rank - 1]
+            return tuple(dict.fromkeys((PLAIN, named_axes(order, result.dims))))
         if op.name in _FOLLOWS and not _dilated(attrs) or op.name in _ALONG_CHANNELS and _by_channels(attrs, result):
             return (PLAIN, LAST, BLOCKED) if self._whole(op, attrs, types) else (PLAIN, LAST)
         return (PLAIN, LAST, BLOCKED) if op.has(Trait.ELEMENTWISE) else (PLAIN,)
 
     def canonical(self, t: TensorType, layout: str) -> str:
         """The one name among those of layouts in which the tensor's bytes are the same."""
-        return next(x for x in (PLAIN, LAST, BLOCKED) if self.alike(t, x, layout))
+        if layout.startswith(AXES):
+            return named_axes(axes_of(layout, t.rank), t.dims)
+        return next(x for x in _NAMED if self.alike(t, x, layout))
 
     def _whole(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None]) -> bool:
         """Whether all parts of a Concat or Split along channels are whole blocks."""
@@ -207,13 +293,27 @@ class Layouts:
             few = out_layout == BLOCKED and not _divides(t.dims[1], self.block)
             return PLAIN if position > 0 or few else out_layout
         if op.name in _FOLLOWS or op.name in _ALONG_CHANNELS or op.has(Trait.ELEMENTWISE):
-            return layout if self.alike(t, layout, out_layout) else out_layout
+            return layout if self.alike(t, layout, out_layout) else self._for(t, out_layout)
+        if self._turns(op, t) and out_layout != BLOCKED:
+            perm = permutation(t.rank, attrs)
+            return named_axes([perm[a] for a in axes_of(out_layout, t.rank)], t.dims)
+        if self.permuted and op.name == "MatMul" and layout.startswith(AXES) and t.dtype is DType.FLOAT:
+            return layout if _rows_together(layout, t, position) else PLAIN
         return PLAIN
+
+    def _for(self, t: TensorType, layout: str) -> str:
+        """`layout` for a tensor that broadcasts to one that lies so."""
+        return layout if _names_axes(layout, t.rank) else PLAIN
 
     def alike(self, t: TensorType, layout: str, other: str) -> bool:
         """Whether a tensor's bytes are the same in both layouts, so that going from one to the other costs nothing."""
         if t.shape is None or not _image(t):
             return True
+        if layout.startswith(AXES) or other.startswith(AXES):
+            if BLOCKED in (layout, other) or not all(_names_axes(x, t.rank) for x in (layout, other)):
+                return layout == other
+            one, two = ([a for a in axes_of(x, t.rank) if t.dims[a] != 1] for x in (layout, other))
+            return one == two
         blocked = BLOCKED if self.block and _divides(t.dims[1], self.block) else PLAIN
         pair = {blocked if x == BLOCKED else x for x in (layout, other)}
         if len(pair) == 1 or all(d == 1 for d in t.dims[2:]):
@@ -225,6 +325,22 @@ class Layouts:
 
 def _image(t: TensorType) -> bool:
     return t.shape is not None and t.rank in (3, 4, 5)
+
+
+def _names_axes(layout: str, rank: int) -> bool:
+    """Whether a layout is one of tensors of that rank: others broadcast to one that lies so."""
+    return not layout.startswith(AXES) or len(layout) == len(AXES) + rank
+
+
+def _turnable(types: Sequence[TensorType | None], result: TensorType) -> bool:
+    """Whether a product is one of as many matrices on both sides, which may lie otherwise than one after the other."""
+    return all(t is not None and t.rank == result.rank and t.dims[:-2] == result.dims[:-2] for t in types)
+
+
+def _rows_together(layout: str, t: TensorType, position: int) -> bool:
+    """Whether the matrices of an operand lie so that products read them: of the second one also turned."""
+    innermost = next(a for a in reversed(axes_of(layout, t.rank)) if t.dims[a] != 1)
+    return innermost == t.rank - 1 or position == 1 and innermost == t.rank - 2
 
 
 def _divides(dim: object, block: int) -> bool:
@@ -259,8 +375,8 @@ _ANCHORS = {
 }  # fmt: skip
 _UNARY = frozenset(
     {
-        "Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Clip",
-        "HardSigmoid", "Softplus", "Neg", "Round", "Reciprocal",
+        "Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish",
+        "Swish", "Clip", "HardSigmoid", "Softplus", "Neg", "Round", "Reciprocal",
     }
 )  # fmt: skip
 _BINARY = frozenset({"Add", "Mul", "Max", "Min"})
@@ -291,6 +407,11 @@ class Fusion:
         if op.name in _BINARY and len(types) == 2 or op.name in _ORDERED and position == 0:
             other = types[1 - position]
             return other is not None and other.dtype is out.dtype and _operand_shape(other, out)
+        return False
+
+
+    def chains(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], out: TensorType) -> bool:
+        """Whether an operator may be one of several anchors in a row that run as one kernel."""
         return False
 
 
@@ -331,6 +452,11 @@ def no_scratch(kernel: Kernel) -> int:
     return 0
 
 
+def none_chained(kernel: Kernel) -> bool:
+    """Of a backend that runs every anchor by itself."""
+    return False
+
+
 FLOAT32, BF16 = "float32", "bf16"
 """Precisions of products: everything in float32; factors rounded to bfloat16, sums in float32."""
 
@@ -342,7 +468,8 @@ class Lowering:
     `algorithms` names the ways to compute a kernel beside the usual one. For plans of memory, `in_place` are operands
     of a kernel whose memory its result takes where nobody needs them any more, in the order in which that is tried,
     and `scratch` the bytes that it works in beside. `precision` is that of products of float32 tensors, by which a
-    backend may have several lowerings.
+    backend may have several lowerings. `whole` are operators for which there are kernels and which files have in parts.
+    `runs_chain` says whether a kernel of several anchors can be run.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -351,6 +478,8 @@ class Lowering:
     in_place: Callable[[Kernel], tuple[int, ...]] = nowhere
     scratch: Callable[[Kernel], int] = no_scratch
     precision: str = FLOAT32
+    whole: frozenset[str] = frozenset()
+    runs_chain: Callable[[Kernel], bool] = none_chained
 
     def entry(self, view: View[N, V], node: N) -> int | None:
         """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""
@@ -392,6 +521,19 @@ class Lowering:
         types = [view.type(v) if v is not None else None for v in inputs]
         out = view.type(view.outputs(node)[0])
         return rank if self.fusion.follows(view.op(node), view.attrs(node), position, types, out) else None
+
+    def continues(self, view: View[N, V], node: N) -> bool:
+        """Whether `node` may be an anchor behind the one that makes its input 0, in one kernel that a plan asks for."""
+        inputs = view.inputs(node)
+        value = inputs[0] if inputs else None
+        if value is None or len(view.outputs(node)) != 1 or view.op(node).has(Trait.ELEMENTWISE):
+            return False
+        if view.is_constant(value) or view.is_output(value) or len(view.consumers(value)) != 1:
+            return False
+        if not all(v is None or view.is_constant(v) for v in inputs[1:]):
+            return False
+        types = [view.type(v) if v is not None else None for v in inputs]
+        return self.fusion.chains(view.op(node), view.attrs(node), types, view.type(view.outputs(node)[0]))
 
     def anchor_of(self, view: View[N, V], node: N) -> N:
         """The anchor of the kernel that `node` runs in."""
@@ -467,6 +609,8 @@ def is_view(kernel: Kernel) -> bool:
         return operand.layout == result.layout
     if step.op.name in _VIEWS:
         return operand.layout == PLAIN
+    if step.op.name == "Transpose":
+        return _is_turned(step.attrs, operand, result)
     if step.op.name == "Split":
         return _stretches(operand, step.attrs.int("axis") % operand.type.rank)
     if step.op.name == "Slice":
@@ -478,12 +622,22 @@ def is_view(kernel: Kernel) -> bool:
     return False
 
 
+def _is_turned(attrs: Attrs, operand: Operand, result: Operand) -> bool:
+    """Whether a Transpose's result is its operand, axes named otherwise."""
+    if not _image(result.type) or BLOCKED in (operand.layout, result.layout) or not result.type.static:
+        return False
+    perm, dims = permutation(result.type.rank, attrs), result.type.dims
+    found = [perm.index(a) for a in axes_of(operand.layout, len(dims))]
+    wanted = axes_of(result.layout, len(dims))
+    return [a for a in found if dims[a] != 1] == [a for a in wanted if dims[a] != 1]
+
+
 def _stretches(whole: Operand, axis: int) -> bool:
     """Whether parts of a tensor along `axis` lie one behind the other."""
-    if whole.layout == LAST and whole.type.rank > 2:
-        order = [0, *range(2, whole.type.rank), 1]
-        return all(whole.type.dims[a] == 1 for a in order[: order.index(axis)])
-    return all(d == 1 for d in whole.type.dims[:axis])
+    if whole.layout == BLOCKED:
+        return all(d == 1 for d in whole.type.dims[:axis])
+    order = axes_of(whole.layout, whole.type.rank)
+    return all(whole.type.dims[a] == 1 for a in order[: order.index(axis)])
 
 
 def _is_stretch(t: TensorType, attrs: Attrs) -> bool:
@@ -523,6 +677,28 @@ def structure(graph: Graph) -> tuple[str, ...]:
     return tuple(
         f"{n.op.name} {' '.join('-' if v is None else f'{place[v.node]}.{v.index}' for v in n.inputs)}" for n in place
     )
+
+
+def with_wholes(graph: Graph, lowering: Lowering) -> Graph:
+    """The graph with the operators of `Lowering.whole` as one node each where it has them in parts; its plans too."""
+    found, nodes = gathered(graph, lowering.whole)
+    if found is not graph:
+        plans = {name: plan for name, plan in graph.plans.items() if isinstance(plan, Choices) and plan.fits(graph)}
+        found.plans = {name: _moved(plan, graph, found, nodes) for name, plan in plans.items()}
+    return found
+
+
+def _moved(choices: Choices, graph: Graph, other: Graph, same: Mapping[Node, Node]) -> Choices:
+    """Choices for `graph` as those for `other`, in which `same` are its nodes."""
+    place = {node: i for i, node in enumerate(other.nodes)}
+    moved = {i: place[same[node]] for i, node in enumerate(graph.nodes) if same.get(node) in place}
+    joins = {
+        moved[i]: entry if entry is None or other.nodes[moved[i]].inputs[entry:] else 0
+        for i, entry in choices.entries.items() if i in moved
+    }  # fmt: skip
+    layouts = {(moved[i], output): layout for (i, output), layout in choices.layouts.items() if i in moved}
+    algorithms = {moved[i]: name for i, name in choices.algorithms.items() if i in moved}
+    return Choices(structure(other), layouts, joins, algorithms)
 
 
 def choices_of(graph: Graph, backend: str) -> Choices | None:
@@ -646,12 +822,20 @@ def _fitting(choices: Choices | None, graph: Graph, lowering: Lowering) -> Choic
         return None
     local, nodes = GraphView(graph, lowering.layouts), graph.nodes
     joined = [(nodes[place], entry) for place, entry in choices.entries.items() if entry is not None]
-    if any(lowering.joins(local, node, entry) is None for node, entry in joined):
+    if not all(
+        lowering.joins(local, node, entry) is not None or entry == 0 and lowering.continues(local, node)
+        for node, entry in joined
+    ):
         return None
     view = GraphView(graph, lowering.layouts, choices)
     for node in graph.run_time_nodes:
         anchor: Node = lowering.anchor_of(view, node)
-        out = lowering.group(view, anchor).last.outputs[0]
+        group = lowering.group(view, anchor)
+        out = group.last.outputs[0]
+        if any(not n.op.has(Trait.ELEMENTWISE) for n in group.nodes[1:]) and not lowering.runs_chain(
+            lowering.kernel(view, group)[0]
+        ):
+            return None
         types = [v.type if v is not None else None for v in anchor.inputs]
         possible = lowering.layouts.possible(anchor.op, anchor.attrs, types, anchor.outputs[0].type)
         if view.layout(out) not in (*possible, local.layout(out)):

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, structure
+from taso.backends.lowering import AXES, BLOCKED, LAST, PLAIN, Choices, structure
 from taso.graph.graph import Graph, Node
 
 log = logging.getLogger(__name__)
 
 KEY = "taso.plan."
 _ALONE = "alone"
+_AXES = re.compile(AXES + "[0-4]{3,5}")
 Properties = dict[Node, tuple[tuple[str, str], ...]]
 
 
@@ -94,7 +96,7 @@ def _read(graph: Graph, texts: list[tuple[int, str]]) -> Choices:
         for kind, told in _parts(text):
             if kind == "layout":
                 output, _, layout = told.partition(" ")
-                if layout not in (PLAIN, BLOCKED, LAST):
+                if layout not in (PLAIN, BLOCKED, LAST) and not _AXES.fullmatch(layout):
                     raise ValueError(f"'{layout}' is no layout")
                 layouts[place, _output(graph, place, output)] = layout
             elif kind == "join":

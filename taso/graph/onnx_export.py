@@ -19,6 +19,7 @@ from onnx import (
     helper,
 )  # fmt: skip
 
+from taso.graph.composite import written_out
 from taso.graph.errors import ModelError
 from taso.graph.evaluate import constant_value, weight_of
 from taso.graph.graph import Graph, Node, Value
@@ -179,6 +180,7 @@ class _Writer:
     """Writes one graph."""
 
     def __init__(self, graph: Graph, fold_limit: int, store: _Inside | _Later | _Outside) -> None:
+        graph = written_out(graph, graph.info.opset)
         self.graph = graph
         self.info = graph.info
         self.fold_limit = fold_limit

@@ -56,7 +56,7 @@ def _says(node: Node, opset: int, wanted: int) -> bool:
     try:
         said = node.op.spell(node.attrs, [v.type if v is not None else None for v in node.inputs], wanted)
     except Unspellable:
-        return False
+        return node.op.parts is not None and wanted >= node.op.parts.since
     known = schema(said.op_type, wanted, node.op.domain)
     return known is not None and said.attrs.keys() <= known.attributes.keys()
 

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Union
+from typing import Protocol, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from taso.graph.types import DType, TensorType
 from taso.graph.unknown import UnknownReal
 
 Array = NDArray[np.generic]
+M = TypeVar("M")
 
 
 class Weight:
@@ -235,6 +236,29 @@ class Spelling:
     inputs: tuple[int | Array | None, ...]
 
 
+class Maker(Protocol[M]):
+    """Makes the value of an operator, by name, of values and numbers: what an operator's parts are written with."""
+
+    def __call__(self, name: str, inputs: Sequence[M | float], attrs: Mapping[str, AttrValue] | None = None) -> M: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How opsets that lack an operator say it all the same: `make` makes it of others, which they have from `since` on.
+
+    What it makes is the operator's meaning, written with those others; ONNX's function bodies do the same.
+    """
+
+    since: int
+    make: PartsFunction
+
+
+class PartsFunction(Protocol):
+    """The value of an operator, made of others."""
+
+    def __call__(self, make: Maker[M], inputs: Sequence[M], attrs: Attrs) -> M: ...
+
+
 ReadFunction = Callable[[FileNode], Reading]
 WriteFunction = Callable[[Attrs, Types, int], Spelling]
 
@@ -247,7 +271,7 @@ class Operator:
     floats come and go in float64. `optional_outputs` are those that a file may leave out. `linear` lists the inputs in
     which it is linear (all others held). `read` and `write` map the versions of its ONNX
     schema to and from these attributes; None means "as they are". `since` is the first opset that has it;
-    `internal` operators have no ONNX name and live on weights only.
+    `internal` operators have no ONNX name and live on weights only. `parts` say it where an opset lacks it.
     """
 
     name: str
@@ -264,6 +288,7 @@ class Operator:
     internal: bool = False
     compute: ComputeFunction | None = None
     optional_outputs: frozenset[int] = frozenset()
+    parts: Parts | None = None
 
     def __repr__(self) -> str:
         return self.name

@@ -116,6 +116,11 @@ def _logistic(s: Expr, attrs: Attrs) -> Expr:
     return _call("div", _ONE, _call("add", _ONE, _call("exp", _call("neg", s))))
 
 
+def _swish(s: Expr, attrs: Attrs) -> Expr:
+    """s / (1 + e^(−a·s))."""
+    return _call("mul", s, _logistic(_call("mul", _parameter(attrs, "alpha"), s), attrs))
+
+
 def _mish(s: Expr, attrs: Attrs) -> Expr:
     """s · tanh(ln(1 + eˢ))."""
     return _call("mul", s, _call("tanh", _log_one_plus_exp(s)))
@@ -175,6 +180,7 @@ _ELTWISE: dict[str, tuple[_Formula, dict[str, AttrValue | Required]]] = {
     "soft_relu": (_soft_relu, _ALPHA),
     "logistic": (_logistic, _NO),
     "mish": (_mish, _NO),
+    "swish": (_swish, _ALPHA),
     "clip_v2": (_clip, _BOTH),
     "gelu_erf": (_gelu_erf, _NO),
     "gelu_tanh": (_gelu_tanh, _NO),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from taso.backends.base import Backend
 from taso.backends.costs import CostDatabase
-from taso.backends.lowering import Kernel
+from taso.backends.lowering import IN_TURN, Kernel, in_parts
 from taso.backends.reference import ReferenceBackend
 from taso.search.clock import Clock
 
@@ -83,8 +83,18 @@ class CostModel:
         found = self._costs.get(kernel)
         if found is None:
             with self.clock("costing"):
-                found = self._costs[kernel] = self._stored(kernel) if self.backend.measures else self._asked(kernel)
+                found = self._costs[kernel] = self._cost(kernel)
         return found
+
+    def _cost(self, kernel: Kernel) -> float:
+        if not self.backend.measures:
+            return self._asked(kernel)
+        if not kernel.chained or kernel.algorithm:
+            return self._stored(kernel)
+        # side by side, since kernels are compared that were measured at another time; and one after the other, since
+        # what the first one leaves in a cache is there for the next
+        share = self._stored(kernel) / self._stored(replace(kernel, algorithm=IN_TURN))
+        return share * sum(self.kernel(part) for part in in_parts(kernel))
 
     def _stored(self, kernel: Kernel) -> float:
         stored = self.database.cost(self._device, kernel.key)

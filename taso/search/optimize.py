@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from taso.backends.lowering import Kernel, choices_of, is_view
+from taso.backends.lowering import Kernel, choices_of, is_view, with_wholes
 from taso.graph.errors import GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
 from taso.graph.onnx_shapes import fold_shapes, freeze
@@ -144,6 +144,7 @@ def prepare(graph: Graph, settings: Settings) -> Prepared:
 
 def cost(graph: Graph, settings: Settings) -> float:
     """Seconds of one inference as the sum of the kernels that a program of the graph launches."""
+    graph = with_wholes(graph, settings.backend.lowering)
     bound = bound_graph(graph, settings) if settings.backend.plans else None
     if bound is None:
         return prepare(graph, replace(settings, plan=False)).state.cost
@@ -204,8 +205,9 @@ def _picture(given: Graph, best: Graph, settings: Settings, report: Report) -> N
 
     try:
         with settings.clock("drawing"):
+            whole = with_wholes(given, backend.lowering)
             report.before, report.after = before_and_after(
-                given, best, lambda graph: bound_graph(graph, settings), backend.name, backend.lowering, known
+                whole, best, lambda graph: bound_graph(graph, settings), backend.name, backend.lowering, known
             )
     except KeyboardInterrupt:
         report.messages.append("interrupted before the graphs were drawn")
@@ -264,6 +266,13 @@ def _best_body(graph: Graph, settings: Settings, report: Report) -> Graph:
 
 
 def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
+    """The best graph found, from operators that are whole on; `graph` where nothing better is found."""
+    whole = with_wholes(graph, settings.backend.lowering)
+    best = _best(whole, settings, report)
+    return graph if best is whole else best
+
+
+def _best(graph: Graph, settings: Settings, report: Report) -> Graph:
     started = time.perf_counter()
     with settings.clock("preparing"), busy("costing the graph", settings.progress):
         prepared = prepare(graph, settings)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso.backends.lowering import (
+    LAST,
     PLAIN,
     Choices,
     GraphView,
@@ -22,6 +23,7 @@ from taso.backends.lowering import (
     Kernel,
     Lowering,
     Operand,
+    in_parts,
     is_view,
     lower,
     structure,
@@ -44,6 +46,15 @@ MOST_OPERATORS = 2000
 
 WORTH = 1e-3
 """Share of the summed costs that a plan must save to be taken instead of the local rule's."""
+
+MOST_ANCHORS = 4
+"""Anchors in a row that are looked at as one kernel."""
+
+LEAST_BETWEEN = 1 << 19
+"""Bytes between two anchors below which they are not: a cache holds so much."""
+
+SLOWEST = 5e9
+"""Bytes that a core moves in a second at the least where values between two anchors do not fit its cache."""
 
 Lie = tuple[Value, str]
 
@@ -186,7 +197,44 @@ class _Planner:
                     lies = self._lies(group, layouts)
                     if lies not in found:
                         found[lies] = self._option(group, layouts)
-        return list(found.values())
+        return [*found.values(), *self._chains()]
+
+    def _chains(self) -> Iterator[_Option]:
+        """Kernels of several anchors in a row, where what lies between them is more than a cache holds."""
+        whole = {node: list(self._groups(node))[-1] for node in self.graph.run_time_nodes if self._in_chain(node)}
+        for first in whole.values():
+            chain = first
+            for _ in range(MOST_ANCHORS - 1):
+                value = chain.last.outputs[0]
+                readers = self.view.consumers(value)
+                follower = next(iter(readers)) if len(readers) == 1 else None
+                if follower not in whole or value.type.nbytes < LEAST_BETWEEN or not self._continues(follower, value):
+                    break
+                behind = whole[follower]
+                chain = Group((*chain.nodes, *behind.nodes), (*chain.entries, 0, *behind.entries[1:]))
+                if time.perf_counter() > self.deadline:
+                    return
+                layouts = [LAST] * len(chain.last.outputs)
+                kernel = self._kernel(chain, layouts)[0]
+                if self.lowering.runs_chain(kernel) and self._may_pay(kernel):
+                    yield self._option(chain, layouts)
+
+    def _may_pay(self, kernel: Kernel) -> bool:
+        """Whether what several anchors in one kernel save of memory can make up for the algorithms that each has alone.
+
+        A kernel that cannot is not measured.
+        """
+        parts = in_parts(kernel)
+        between = sum(part.results[0].type.nbytes for part in parts[:-1])
+        lost = sum(self.costs.kernel(part) - self.costs.cheapest(part)[0] for part in parts)
+        return lost < 2 * between / SLOWEST
+
+    def _in_chain(self, node: Node) -> bool:
+        types = [v.type if v is not None else None for v in node.inputs]
+        return len(node.outputs) == 1 and self.lowering.fusion.chains(node.op, node.attrs, types, node.outputs[0].type)
+
+    def _continues(self, node: Node, value: Value) -> bool:
+        return node.inputs[0] is value and self.lowering.continues(self.view, node)
 
     def _groups(self, node: Node) -> Iterator[Group[Node, Value]]:
         """The kernels that may start at `node`; none where it always joins what comes before."""
@@ -322,7 +370,7 @@ class _Planner:
             for value, layout in zip(option.group.last.outputs, option.layouts, strict=True):
                 layouts[self.place[value.node], value.index] = layout
             for node, entry in zip(option.group.nodes, option.group.entries, strict=True):
-                if node.op.has(Trait.ELEMENTWISE):
+                if node.op.has(Trait.ELEMENTWISE) or entry is not None:
                     entries[self.place[node]] = entry
             if option.algorithm:
                 algorithms[self.place[option.group.anchor]] = option.algorithm

@@ -126,8 +126,8 @@ class Store:
 
 
 def spellable(op: Operator, attrs: Attrs, types: Sequence[TensorType | None], opset: int) -> bool:
-    """Whether ONNX of `opset` has a way to write the node."""
-    if op.has(Trait.SOURCE) or op.has(Trait.OPAQUE):
+    """Whether ONNX of `opset` has a way to write the node, of the operator's parts where it lacks the operator."""
+    if op.has(Trait.SOURCE) or op.has(Trait.OPAQUE) or op.parts is not None and opset >= op.parts.since:
         return True
     try:
         op.spell(attrs, types, opset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import models
@@ -69,7 +69,9 @@ class Row:
         declared = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outs]
         graph = helper.make_graph(nodes, "g", inputs, declared, weights)
         if {"Add", "Mul"} & set(self.followers):
-            channels = self.shapes[1][1] * int(self.attrs.get("group", 1))  # type: ignore[index, call-overload]  # of a ConvTranspose
+            channels = self.shapes[0][1]  # type: ignore[index]  # there is a first input
+            if self.op == "ConvTranspose":
+                channels = self.shapes[1][1] * int(self.attrs.get("group", 1))  # type: ignore[index, call-overload]  # as above
             rank = len(self.shapes[0]) - 2  # type: ignore[arg-type]  # as above
             other = (rng.standard_normal((1, channels, *(1,) * rank))).astype(np.float32)
             graph.initializer.append(numpy_helper.from_array(other, "other"))
@@ -202,6 +204,42 @@ TRANSPOSED = {
 @pytest.mark.parametrize("row", TRANSPOSED.values(), ids=TRANSPOSED.keys())
 def test_a_transposed_convolution_gives_what_onnx_says(row: Row) -> None:
     check(row)
+
+
+# ── normalisations ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def normed(op: str, shape: tuple[int, ...], scale: tuple[int, ...], weights: tuple[int, ...], **attrs: object) -> Row:
+    count = 2 if op == "RMSNormalization" else 3
+    opset = {"GroupNormalization": 21, "RMSNormalization": 23}.get(op, 19)
+    return Row(op, [shape, *[scale] * (count - 1)], attrs, weights=weights, opset=opset)
+
+
+NORMED = {
+    **{f"{op} {shape} {weights}": normed(op, shape, (shape[1],), weights, **more)
+       for op, more in (("InstanceNormalization", {}), ("GroupNormalization", {"num_groups": 2}))
+       for shape in ((2, 6, 5, 7), (1, 32, 9), (2, 4, 3, 4, 5), (1, 16, 1, 1), (3, 2, 17, 1))
+       for weights in ((1, 2), ())},
+    "all channels in one group": normed("GroupNormalization", (2, 6, 5, 7), (6,), (1, 2), num_groups=1, epsilon=0.1),
+    "each channel its own group": normed("GroupNormalization", (2, 6, 5, 7), (6,), (1, 2), num_groups=6),
+    "a large epsilon": normed("InstanceNormalization", (2, 6, 5, 7), (6,), (1, 2), epsilon=0.5),
+    "mean of squares": normed("RMSNormalization", (2, 5, 48), (48,), (1,)),
+    "mean of squares of two axes": normed("RMSNormalization", (2, 5, 6, 7), (6, 7), (1,), axis=-2, epsilon=0.3),
+    "mean of all squares": normed("RMSNormalization", (2, 33), (2, 33), (), axis=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", NORMED.values(), ids=NORMED.keys())
+def test_a_normalisation_gives_what_onnxruntime_gives(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("op", ("InstanceNormalization", "GroupNormalization", "RMSNormalization"))
+def test_steps_behind_a_normalisation_run_on_kernels(op: str) -> None:
+    more: dict[str, object] = {"num_groups": 4} if op == "GroupNormalization" else {}
+    scale = (6,) if op == "RMSNormalization" else (8,)
+    row = normed(op, (2, 8, 5, 6), scale, (1, 2), **more)
+    check(replace(row, followers=("Relu", "Mul", "Sigmoid")))
 
 
 # ── LSTM, GRU, RNN ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -401,7 +401,7 @@ def test_blocks_of_any_size_give_the_same(
     case: Case, tile: tuple[int, int], cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(winograd, "_FEWEST_TILES", 1)
-    monkeypatch.setattr(winograd, "_second_level_cache", lambda: cache)
+    monkeypatch.setattr(winograd, "second_level_cache", lambda: cache)
     check(case, tile)
 
 

@@ -284,7 +284,8 @@ def test_the_backend_computes_what_the_right_side_says(rule: Rule) -> None:
 _PARAMETERS: dict[str, dict[str, float]] = {
     "relu": {"alpha": 0.25}, "elu": {"alpha": 0.75}, "linear": {"alpha": -1.5, "beta": 0.25},
     "hardsigmoid": {"alpha": 0.25, "beta": 0.375}, "hardswish": {"alpha": 0.25, "beta": 0.375},
-    "soft_relu": {"alpha": 1.5}, "clip_v2": {"alpha": -0.5, "beta": 0.75}, "pow": {"alpha": 1.5, "beta": 3.0},
+    "swish": {"alpha": 1.5}, "soft_relu": {"alpha": 1.5}, "clip_v2": {"alpha": -0.5, "beta": 0.75},
+    "pow": {"alpha": 1.5, "beta": 3.0},
 }  # fmt: skip
 
 

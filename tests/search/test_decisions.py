@@ -501,16 +501,16 @@ def test_rules_less_exact_than_a_user_allows_are_not_taken(formula_backend: Form
 # ── what ONNX can say ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("opset, allowed", [(17, False), (20, True)])
+@pytest.mark.parametrize("opset, allowed", [(10, False), (11, True)])
 def test_an_operator_that_the_graphs_opset_does_not_have_is_refused(opset: int, allowed: bool) -> None:
-    newer = rule("Tanh(x) => Gelu(x)")
+    newer = rule("Tanh(x) => Round(x)")
     graph = taso.new_graph()
     graph.tanh(graph.new_input(dims=(2, 3)))
     graph.info.opsets[""] = opset
     state = prepared(graph).state
     (match,) = Matcher([newer]).find_all(state)
     if allowed:
-        assert names(drafted(state, match).commit()) == ["Gelu"]
+        assert names(drafted(state, match).commit()) == ["Round"]
     else:
-        with pytest.raises(Refused, match="Gelu cannot be written in ONNX opset 17"):
+        with pytest.raises(Refused, match="Round cannot be written in ONNX opset 10"):
             drafted(state, match)

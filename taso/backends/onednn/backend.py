@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from taso.backends.base import checked_threads
-from taso.backends.lowering import BF16, FLOAT32, Kernel, Layouts, Lowering, is_view
+from taso.backends.lowering import BF16, FLOAT32, Kernel, Layouts, Lowering, is_view, none_chained
 from taso.backends.onednn.executor import Program, name_of, threads_in_force
-from taso.backends.onednn.kernels import KERNEL_FORMAT, OneDNNFusion, ways
+from taso.backends.onednn.kernels import KERNEL_FORMAT, WHOLE, OneDNNFusion, ways
 from taso.backends.onednn.library import library
 from taso.backends.onednn.measuring import METHOD, Sweeps, measured
-from taso.backends.onednn.needs import overwritable, scratch_of
+from taso.backends.onednn.needs import overwritable, runs_chain, scratch_of
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError, BackendUnavailable
 from taso.graph.graph import Graph
@@ -42,10 +42,12 @@ class OneDNNBackend:
         # vectors of 16 floats, or 8: a block of channels is one
         block = 16 if self._library.isa.startswith("avx512") else 8
         # AMX multiplies matrices whose rows are pixels; no blocks of channels
-        layouts = Layouts(block, innermost=precision == BF16 and "amx" in self._library.isa)
+        innermost = precision == BF16 and "amx" in self._library.isa
+        layouts = Layouts(block, innermost, permuted=True)
         self.lowering = Lowering(
             layouts, OneDNNFusion(), partial(ways, precision=precision), overwritable,
-            scratch_of(layouts, self.threads, precision), precision,
+            scratch_of(layouts, self.threads, precision), precision, WHOLE,
+            partial(runs_chain, layouts, self.threads) if precision == FLOAT32 else none_chained,
         )  # fmt: skip
 
     def device_key(self) -> str:

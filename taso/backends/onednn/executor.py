@@ -18,7 +18,18 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
+from taso.backends.lowering import (
+    FLOAT32,
+    PLAIN,
+    Kernel,
+    Lowering,
+    Operand,
+    Plan,
+    choices_of,
+    is_view,
+    lower,
+    with_wholes,
+)  # fmt: skip
 from taso.backends.onednn.arena import Region, place_regions
 from taso.backends.onednn.kernels import BY_DEFINITION, NotInPlace, design
 from taso.backends.onednn.library import Library, library, status_error
@@ -606,7 +617,7 @@ class Program:
 
     def _build(self, graph: Graph) -> StaticProgram:
         with threads_in_force(library(), self._threads):
-            return _Builder(graph, self._lowering).program(self._threads)
+            return _Builder(with_wholes(graph, self._lowering), self._lowering).program(self._threads)
 
     def _for(self, given: Mapping[str, Array]) -> Runs:
         if self._fixed is not None:

@@ -15,9 +15,22 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.fallback import element_function, evaluated, mover
-from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Fusion, Kernel, Layouts, Operand, Step
+from taso.backends.lowering import (
+    AXES,
+    BF16,
+    BLOCKED,
+    FLOAT32,
+    IN_TURN,
+    LAST,
+    PLAIN,
+    Fusion,
+    Kernel,
+    Layouts,
+    Operand,
+    Step,
+)
+from taso.backends.onednn import depth_first, quantized, winograd
 from taso.backends.onednn import primitives as p
-from taso.backends.onednn import quantized, winograd
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
 from taso.backends.onednn.places import (
@@ -37,6 +50,7 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
 from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply
+from taso.backends.onednn.winograd import second_level_cache
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops.linear import conv_settings
@@ -70,6 +84,9 @@ class OneDNNFusion(Fusion):
             return 5
         return super().anchors(op, out)
 
+    def chains(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], out: TensorType) -> bool:
+        return depth_first.is_window(op, attrs, types, out)
+
 
 # ── element-wise steps as post-ops ───────────────────────────────────────────────────────────────────────────────
 
@@ -100,6 +117,7 @@ _UNARY: dict[str, Callable[[Attrs], tuple[EltwisePostOp, ...]]] = {
     "Softplus": _one("soft_relu", 1.0),
     "HardSwish": _one("hardswish", 1 / 6, 0.5),
     "Mish": _one("mish"),
+    "Swish": lambda attrs: (EltwisePostOp("swish", attrs.float("alpha")),),
     "Elu": lambda attrs: (EltwisePostOp("elu", attrs.float("alpha")),),
     "LeakyRelu": lambda attrs: (EltwisePostOp("relu", attrs.float("alpha")),),
     "HardSigmoid": lambda attrs: (EltwisePostOp("hardsigmoid", attrs.float("alpha"), attrs.float("beta")),),
@@ -107,6 +125,8 @@ _UNARY: dict[str, Callable[[Attrs], tuple[EltwisePostOp, ...]]] = {
     "Gelu": lambda attrs: (EltwisePostOp("gelu_tanh" if attrs.str("approximate") == "tanh" else "gelu_erf"),),
     "Clip": _clip,
 }
+WHOLE = frozenset({"Gelu", "HardSwish", "Mish", "Swish"})
+"""Functions of one element that files have in parts, and oneDNN in one."""
 _BINARY = {"Add": "add", "Sum": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 
 
@@ -172,10 +192,22 @@ def design(
     return fallback.recipe
 
 
+def depth_first_fits(kernel: Kernel, layouts: Layouts, supply: Supply) -> bool:
+    """Whether several anchors in a row can be run as one kernel, in bands of rows."""
+    if any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results)):
+        return False
+    try:
+        _Designer(kernel, layouts, supply, None).in_bands()
+    except Unimplemented as reason:
+        log.debug("not depth first: %s", reason)
+        return False
+    return True
+
+
 def narrows(kernel: Kernel) -> bool:
     """Whether a kernel's products are such that rounding their factors to bfloat16 can pay."""
     step = kernel.anchor
-    if step is None or step.op.domain or step.op.name not in _PRODUCTS:
+    if step is None or step.op.domain or step.op.name not in _PRODUCTS or kernel.chained:
         return False
     x, w = (kernel.operands[i].type.static_shape if i is not None and i >= 0 else () for i in step.inputs[:2])
     if step.op.name == "Conv":
@@ -255,6 +287,8 @@ class _Designer:
         Trailing axes of size 1 are left out: with them oneDNN 3.2's binary reads the wrong channel in a post-op.
         """
         dims = self.out_dims
+        if self.out.layout.startswith(AXES):
+            return dims
         return dims[:2] if len(dims) > 2 and all(d == 1 for d in dims[2:]) else dims
 
     @property
@@ -490,6 +524,8 @@ class _Designer:
     def run(self) -> None:
         if not self.kernel.steps:
             return self.relayout()
+        if self.kernel.chained:
+            return self.in_bands()
         step, followers = self.kernel.steps[0], self.kernel.steps[1:]
         anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
         if anchor is not None and self.floats(step):
@@ -523,6 +559,12 @@ class _Designer:
             from_plain(outs[0], plain, target.type, target.layout, block)
 
         self.recipe.launches.append(ArrayLaunch("copy", copy, (read,), (written,)))
+
+    def in_bands(self) -> None:
+        if self.in_place is not None or self.narrow:
+            raise Unimplemented("several layers in a row run in float32 and away from their operands")
+        # the other half is for weights, and for what comes in and goes out
+        depth_first.build(self, None if self.kernel.algorithm == IN_TURN else second_level_cache() // 2)
 
     def conv(self, step: Step, followers: Sequence[Step]) -> None:
         if self.kernel.algorithm not in ("", FLOAT32):
@@ -585,13 +627,11 @@ class _Designer:
             make, arguments, _Frame(self.out_dims, target), finish=finish if away else None, takes=lambda op: True
         )
 
-    def window(
-        self, step: Step, dtype: DataType
-    ) -> tuple[MemoryDesc, Callable[[MemoryDesc, MemoryDesc, MemoryDesc | None, Attributes], Primitive]]:
+    def window(self, step: Step, dtype: DataType) -> tuple[MemoryDesc, depth_first.Window]:
         """How the weights of a convolution, or of a transposed one, lie, and what makes its primitive."""
         w = self.operand(step, 1)
         full, n = conv_settings(w.type, step.attrs), w.type.rank - 2
-        groups, pads = full.int("group"), full.ints("pads")
+        groups, own = full.int("group"), full.ints("pads")
         weight, transposed = MemoryDesc.plain(w.type.static_shape, _F32), step.op.name == "ConvTranspose"
         extra = step.attrs.ints("output_padding") or (0,) * n if transposed else (0,) * n
         if any(more >= stride for more, stride in zip(extra, full.ints("strides"), strict=True) if more):
@@ -602,11 +642,13 @@ class _Designer:
             weight = p.convolution_weights(weight, groups)
 
         def build(
-            src: MemoryDesc, dst: MemoryDesc, bias: MemoryDesc | None, attributes: Attributes
+            src: MemoryDesc, dst: MemoryDesc, bias: MemoryDesc | None, attributes: Attributes,
+            pads: Sequence[int] | None = None,
         ) -> Primitive:
+            pads = own if pads is None else pads
             return (p.deconvolution if transposed else p.convolution)(
                 src, MemoryDesc.any(weight.dims, dtype), dst, bias=bias, strides=full.ints("strides"),
-                dilations=full.ints("dilations"), pads_begin=pads[:n],
+                dilations=full.ints("dilations"), pads_begin=tuple(pads[:n]),
                 pads_end=tuple(pad - more for pad, more in zip(pads[n:], extra, strict=True)), groups=groups,
                 attributes=attributes,
             )  # fmt: skip
@@ -643,6 +685,9 @@ class _Designer:
         left = (1, *a) if len(a) == 1 else a
         right = (*b, 1) if len(b) == 1 else b
         rows, inner, columns = left[-2], left[-1], right[-1]
+        lie = [self.operand(step, 0).layout, self.operand(step, 1).layout, self.out.layout]
+        if any(layout != PLAIN for layout in lie):
+            return self.product_of_turned(step, followers)
         if math.prod(right[:-2]) == 1 and self.flattens(followers):
             rows, batch = math.prod(left[:-1]), tuple[int, ...]()
             left, right = (rows, inner), (inner, columns)
@@ -652,6 +697,14 @@ class _Designer:
             right = (1,) * (rank - len(right)) + right
             batch = tuple(max(x, y) for x, y in zip(left[:-2], right[:-2], strict=True))
         self.product(step, followers, describe(left, PLAIN, 1), describe(right, PLAIN, 1), (*batch, rows, columns))
+
+    def product_of_turned(self, step: Step, followers: Sequence[Step]) -> None:
+        """The product of as many matrices on both sides, whose axes lie in any order."""
+        given = [self.operand(step, i) for i in range(2)]
+        if any(o.type.rank != len(self.out_dims) for o in given):
+            raise Unimplemented("matrices that lie otherwise than one after the other, on one side")
+        a, b = (describe(o.type.static_shape, o.layout, 1) for o in given)
+        self.product(step, followers, a, b, self.out_dims)
 
     def flattens(self, followers: Sequence[Step]) -> bool:
         """Whether all operands of the steps behind fit a result whose leading axes are one."""
@@ -663,7 +716,7 @@ class _Designer:
         factor: float = 1.0, bias: int | None = None, posts: _Posts | None = None,
     ) -> None:  # fmt: skip
         """The matmul of operands 0 and 1 of `step` as these descriptors read them."""
-        dst, index = MemoryDesc.plain(out, _F32), self.index(step, 1)
+        dst, index = describe(out, self.out.layout, 1), self.index(step, 1)
         constant = self.kernel.operands[index].constant
         narrow = self.narrow
         if narrow:
@@ -683,7 +736,11 @@ class _Designer:
         def make(attributes: Attributes) -> Primitive:
             return p.matmul(src, loose, dst, bias=bias_desc, attributes=replace(attributes, bf16=narrow))
 
-        stem = _Stem(make, arguments, _Frame(out, PLAIN), takes=lambda op: True)
+        # into axes in another order oneDNN 3.2 crashes with a binary operation behind the product
+        plain = self.out.layout == PLAIN
+        stem = _Stem(
+            make, arguments, _Frame(out, self.out.layout), takes=lambda op: plain or isinstance(op, EltwisePostOp)
+        )
         if posts is not None:
             stem.posts, stem.post_places = posts.ops, posts.places
         self.emit(stem, followers)
@@ -875,6 +932,58 @@ class _Designer:
             arguments, _Frame(flat, PLAIN),
         )  # fmt: skip
         self.emit(stem, followers)
+
+    def group_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        """By the layer normalization of each group, which lies in one stretch; then scale and shift by channel.
+
+        InstanceNormalization is that with one group for each channel.
+        """
+        dims, x = self.out_dims, self.index(step, 0)
+        for operand in (self.operand(step, 0), self.out):
+            self.lies(operand, PLAIN)
+        groups = dims[1] if step.op.name == "InstanceNormalization" else step.attrs.int("num_groups")
+        rows = dims[0] * groups
+        flat = MemoryDesc.plain((rows, math.prod(dims) // rows), _F32)
+        centred = p.layer_normalization(flat, flat, step.attrs.float("epsilon"), scale=False, shift=False)
+        if is_slow(centred):
+            raise Unimplemented("oneDNN has no fast layer normalization")
+        self.launch(centred, {p.SRC: self.place(x), p.DST: Place(RESULT)})
+        scale, shift = (self.place(self.index(step, i)) for i in (1, 2))
+        data = describe(self.element_dims, PLAIN, 1)
+        vector = describe((1, dims[1], *(1 for _ in self.element_dims[2:])), PLAIN, 1)
+        self.scaled(data, vector, scale, Place(RESULT), followers, (BinaryPostOp("add", vector),), (shift,))
+
+    def scaled(
+        self, data: MemoryDesc, factor: MemoryDesc, at: Place, source: Place, followers: Sequence[Step],
+        posts: tuple[PostOp, ...], places: tuple[Place | None, ...],
+    ) -> None:  # fmt: skip
+        """A tensor times one that broadcasts to it, into the result, behind a kernel of ours."""
+        stem = _Stem(
+            lambda attributes: p.binary(data, factor, data, "mul", attributes=attributes),
+            lambda _: {p.SRC_0: source, p.SRC_1: at, p.DST: Place(RESULT)}, _Frame(data.dims, PLAIN), posts=posts,
+            post_places=places, first=False,
+        )  # fmt: skip
+        self.emit(stem, followers)
+
+    def rms_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        """x · s / √(mean of x² + ε): squares, their means to the power −½, and two products."""
+        dims, index = self.out_dims, self.index(step, 0)
+        axis = step.attrs.int("axis") % len(dims)
+        rows, columns = math.prod(dims[:axis]), math.prod(dims[axis:])
+        for operand in (self.operand(step, 0), self.out):
+            self.lies(operand, PLAIN)
+        if self.operand(step, 1).type.static_shape != dims[axis:] or columns == 1:
+            raise Unimplemented("a scale that is not one number for each element that is averaged")
+        flat, single = MemoryDesc.plain((rows, columns), _F32), MemoryDesc.plain((rows, 1), _F32)
+        squares, roots = self.recipe.add_scratch(flat.size), self.recipe.add_scratch(single.size)
+        self.launch(p.eltwise(flat, flat, "square"), {p.SRC: self.place(index), p.DST: squares})
+        inverse = (EltwisePostOp("linear", 1.0, step.attrs.float("epsilon")), EltwisePostOp("pow", 1.0, -0.5))
+        mean = p.reduction(flat, single, "mean", attributes=Attributes(post_ops=inverse))
+        if is_slow(mean):
+            raise Unimplemented("oneDNN has no fast mean")
+        self.launch(mean, {p.SRC: squares, p.DST: roots})
+        vector, scale = MemoryDesc.plain((1, columns), _F32), self.place(self.index(step, 1))
+        self.scaled(flat, single, roots, self.place(index), followers, (BinaryPostOp("mul", vector),), (scale,))
 
     def lrn(self, step: Step, followers: Sequence[Step]) -> None:
         layout, attrs = self.operand(step, 0).layout, step.attrs
@@ -1135,6 +1244,9 @@ _ANCHORS: dict[str, _Anchor] = {
     "Softmax": _Designer.softmax,
     "LogSoftmax": _Designer.softmax,
     "LayerNormalization": _Designer.layer_norm,
+    "InstanceNormalization": _Designer.group_norm,
+    "GroupNormalization": _Designer.group_norm,
+    "RMSNormalization": _Designer.rms_norm,
     "LRN": _Designer.lrn,
     "Concat": _Designer.concat,
     "Split": _Designer.split,
@@ -1142,4 +1254,4 @@ _ANCHORS: dict[str, _Anchor] = {
     "Transpose": _Designer.transpose,
 }
 
-__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "OneDNNFusion", "design"]
+__all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "WHOLE", "OneDNNFusion", "design"]

@@ -14,7 +14,7 @@ from taso.backends.base import Array
 from taso.backends.lowering import Kernel, Layouts, Step, is_view
 from taso.backends.onednn.arena import aligned
 from taso.backends.onednn.executor import threads_in_force
-from taso.backends.onednn.kernels import design
+from taso.backends.onednn.kernels import depth_first_fits, design
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import Block
 from taso.graph.errors import BackendError
@@ -28,7 +28,7 @@ _SUMMED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 def overwritable(kernel: Kernel) -> tuple[int, ...]:
     """Operands whose memory the result may take where nobody needs them any more, in the order in which to try."""
     anchor = kernel.anchor
-    if anchor is None or len(kernel.results) != 1 or anchor.op.domain:
+    if anchor is None or len(kernel.results) != 1 or anchor.op.domain or kernel.chained:
         return ()
     if any(o.type.dtype is not DType.FLOAT for o in (*kernel.operands, *kernel.results)):
         return ()
@@ -68,6 +68,13 @@ def _scratch(layouts: Layouts, threads: int, precision: str, kernel: Kernel) -> 
         # whoever runs it will say why it cannot be built
         return 0
     return sum(map(aligned, recipe.scratch))
+
+
+@lru_cache(maxsize=1 << 12)
+def runs_chain(layouts: Layouts, threads: int, kernel: Kernel) -> bool:
+    """Whether there are primitives for a kernel of several layers in a row."""
+    with threads_in_force(library(), threads):
+        return depth_first_fits(kernel, layouts, _Blank(kernel))
 
 
 def _placed(t: TensorType) -> bool:

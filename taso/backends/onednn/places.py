@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taso.backends.base import Array
-from taso.backends.lowering import BLOCKED, LAST, PLAIN, Layouts
+from taso.backends.lowering import BLOCKED, LAST, PLAIN, Layouts, axes_of
 from taso.backends.onednn.memory import DataType, Memory, MemoryDesc, row_major_strides
 from taso.backends.onednn.primitives import DST, SCRATCHPAD, SRC, reorder
 from taso.graph.types import TensorType
@@ -64,10 +64,8 @@ def is_blocked(dims: Sequence[int], layout: str, block: int) -> bool:
 
 
 def strides_of(dims: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Strides in elements of a dense tensor that is PLAIN or LAST."""
-    if layout != LAST or len(dims) < 3:
-        return row_major_strides(dims)
-    order = [0, *range(2, len(dims)), 1]
+    """Strides in elements of a dense tensor without blocks."""
+    order = axes_of(layout, len(dims))
     inner = row_major_strides([dims[a] for a in order])
     strides = [0] * len(dims)
     for axis, stride in zip(order, inner, strict=True):

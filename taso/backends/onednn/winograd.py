@@ -183,7 +183,7 @@ def _transforms(outputs: int, taps: int) -> Transforms:
 def _problem(kernel: Kernel) -> _Problem | None:
     """The kernel's convolution where it is one that tiles can compute, else None."""
     step = kernel.anchor
-    if step is None or step.op.domain or step.op.name != "Conv":
+    if step is None or step.op.domain or step.op.name != "Conv" or kernel.chained:
         return None
     given = [kernel.operands[i] for i in step.inputs if i is not None and i >= 0]
     if len(given) < 2 or given[0].constant or not all(o.constant for o in given[1:]):
@@ -243,7 +243,7 @@ def _parts(size: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def _second_level_cache() -> int:
+def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
@@ -393,7 +393,7 @@ class _Builder:
         threads = p.engine().library.get_max_threads()
         # where threads wait for each other at every launch, fewer launches are worth more than the cache
         scale = threads * min(threads, 2)
-        self.bands = tuple(_bands(tiled, _second_level_cache() * scale))
+        self.bands = tuple(_bands(tiled, second_level_cache() * scale))
         largest = self.sizes(max(self.bands, key=lambda b: b.images * b.height))
         lines = largest.data // tiled.columns.tiles * tiled.columns.size
         self.at_once = largest.data * _ITEM < _MUCH * scale
@@ -726,4 +726,4 @@ def _output_matrix(rows: Transforms, columns: Transforms) -> NDArray[np.float32]
     return np.ascontiguousarray(both.reshape(len(both), -1), np.float32)
 
 
-__all__ = ["Host", "algorithms", "build", "transformed_filter"]
+__all__ = ["Host", "algorithms", "build", "second_level_cache", "transformed_filter"]

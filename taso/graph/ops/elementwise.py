@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -16,8 +16,12 @@ from taso.graph.operator import (
     AttrValue,
     FileNode,
     InferFunction,
+    M,
+    Maker,
     MeaningFunction,
     Operator,
+    Parts,
+    PartsFunction,
     Reading,
     Required,
     Spelling,
@@ -145,12 +149,23 @@ def _hard_swish(args: list[Expr], attrs: Attrs) -> Expr:
     return Call("div", (_times(args[0], Call("min", (shifted, constant(6)))), constant(6)))
 
 
-def _made(name: str, body: Callable[[list[Expr], Attrs], Expr], since: int) -> Operator:
-    return register(Operator(name, _rule(name), {}, frozenset({_E}), meaning=_means(name, body), since=since))
+def _mish_parts(make: Maker[M], inputs: Sequence[M], attrs: Attrs) -> M:
+    return make("Mul", [inputs[0], make("Tanh", [make("Softplus", inputs)])])
 
 
-MISH = _made("Mish", _mish, 18)
-HARD_SWISH = _made("HardSwish", _hard_swish, 14)
+def _hard_swish_parts(make: Maker[M], inputs: Sequence[M], attrs: Attrs) -> M:
+    return make("Mul", [inputs[0], make("HardSigmoid", inputs, {"alpha": 1 / 6, "beta": 0.5})])
+
+
+def _made(name: str, body: Callable[[list[Expr], Attrs], Expr], since: int, parts: PartsFunction) -> Operator:
+    said = Parts(7, parts)
+    return register(
+        Operator(name, _rule(name), {}, frozenset({_E}), meaning=_means(name, body), since=since, parts=said)
+    )
+
+
+MISH = _made("Mish", _mish, 18, _mish_parts)
+HARD_SWISH = _made("HardSwish", _hard_swish, 14, _hard_swish_parts)
 
 _ROOT = constant(math.sqrt(2))  # the decimal that stands for √2, here and in rules
 _TANH_SLOPE = constant(math.sqrt(2 / math.pi))
@@ -166,11 +181,23 @@ def _gelu_meaning(args: list[Expr], attrs: Attrs) -> Expr:
     return _times(half, x, Call("add", (one, Call("erf", (Call("div", (x, _ROOT)),)))))
 
 
+def _gelu_parts(make: Maker[M], inputs: Sequence[M], attrs: Attrs) -> M:
+    """As exporters write it, which runtimes recognise."""
+    (x,) = inputs
+    if attrs.str("approximate") == "tanh":
+        cubed = make("Mul", [make("Pow", [x, 3.0]), 0.044715])
+        inner = make("Mul", [make("Add", [x, cubed]), math.sqrt(2 / math.pi)])
+        return make("Mul", [make("Mul", [x, 0.5]), make("Add", [make("Tanh", [inner]), 1.0])])
+    error = make("Erf", [make("Div", [x, math.sqrt(2)])])
+    return make("Mul", [make("Mul", [x, make("Add", [error, 1.0])]), 0.5])
+
+
 GELU = register(
     Operator(
-        "Gelu", _rule("Gelu"), {"approximate": "none"}, frozenset({_E}), meaning=_means("Gelu", _gelu_meaning), since=20
+        "Gelu", _rule("Gelu"), {"approximate": "none"}, frozenset({_E}), meaning=_means("Gelu", _gelu_meaning),
+        since=20, parts=Parts(9, _gelu_parts),
     )
-)
+)  # fmt: skip
 
 # ── Clip ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # `min` and `max` are numbers or None; bounds that are computed leave the node opaque
@@ -372,10 +399,16 @@ def _swish(x: Expr, attrs: Attrs) -> Expr:
     return _times(x, Call("sigmoid", (x if alpha == 1 else _times(constant(alpha), x),)))
 
 
+def _swish_parts(make: Maker[M], inputs: Sequence[M], attrs: Attrs) -> M:
+    (x,) = inputs
+    alpha = attrs.float("alpha")
+    return make("Mul", [x, make("Sigmoid", [x if alpha == 1 else make("Mul", [x, alpha])])])
+
+
 SWISH = register(
     Operator(
         "Swish", _rule("Swish"), {"alpha": 1.0}, frozenset({_E}),
-        meaning=_means("Swish", lambda args, attrs: _swish(args[0], attrs)), since=24,
+        meaning=_means("Swish", lambda args, attrs: _swish(args[0], attrs)), since=24, parts=Parts(7, _swish_parts),
     )
 )  # fmt: skip
 
