@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Protocol, cast
@@ -188,13 +189,13 @@ class _Taso(Protocol):
     __version__: str
 
     def load(self, path: str) -> _TasoGraph: ...
-    def compile(self, graph: _TasoGraph, *, threads: int) -> _Executable: ...
+    def compile(self, graph: _TasoGraph, *, backend: str, threads: int) -> _Executable: ...
 
 
-def _taso(path: str, threads: int) -> tuple[Runner, str]:
+def _taso(path: str, threads: int, backend: str = "auto") -> tuple[Runner, str]:
     """The graph by the plan that its file holds, where it holds one."""
     taso = cast(_Taso, importlib.import_module("taso"))
-    program = taso.compile(taso.load(path), threads=threads)
+    program = taso.compile(taso.load(path), backend=backend, threads=threads)
     return (lambda feeds: program(feeds)), f"taso {taso.__version__}"
 
 
@@ -262,10 +263,10 @@ class _Ov(Protocol):
     def Core(self) -> _OvCore: ...
 
 
-def _openvino(path: str, threads: int) -> tuple[Runner, str]:
+def _openvino(path: str, threads: int, precision: str = "f32") -> tuple[Runner, str]:
     core = cast(_Ov, importlib.import_module("openvino")).Core()
     # its CPU plugin computes in bfloat16 where it can, unless it is told what the file says
-    wanted = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    wanted = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
     compiled = core.compile_model(path, "CPU", wanted)
     request = compiled.create_infer_request()
     names = {port: port.get_any_name() for port in compiled.outputs}
@@ -310,6 +311,7 @@ def _cuda() -> _Cuda:
 
 RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
     "taso": _taso, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch, "torch-compile": _torch_compile,
+<<<<<<< HEAD
     "xla": _xla, "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
     "torch-cuda": lambda path, threads: _cuda().torch_runner(path, threads, False),
     "torch-cuda-compile": lambda path, threads: _cuda().torch_runner(path, threads, True),
@@ -318,13 +320,21 @@ RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
         path, threads, "TensorrtExecutionProvider"
     ),
     "tensorrt": lambda path, threads: _cuda().tensorrt_runner(path, threads),
+=======
+    "xla": _xla, "taso-bf16": partial(_taso, backend="onednn bf16"),
+    "openvino-bf16": partial(_openvino, precision="bf16"),
+>>>>>>> wip-g2
 }  # fmt: skip
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "taso": ("taso",), "onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch",),
+<<<<<<< HEAD
     "torch-compile": ("torch",), "xla": ("tensorflow",), "taso-cuda": ("taso", "cupy", "cudnn"),
     "torch-cuda": ("torch",), "torch-cuda-compile": ("torch",), "onnxruntime-cuda": ("onnxruntime",),
     "onnxruntime-tensorrt": ("onnxruntime", "tensorrt"), "tensorrt": ("tensorrt", "cupy"),
+=======
+    "torch-compile": ("torch",), "xla": ("tensorflow",), "taso-bf16": ("taso",), "openvino-bf16": ("openvino",),
+>>>>>>> wip-g2
 }  # fmt: skip
 """The modules that each runtime needs."""
 

@@ -140,18 +140,21 @@ def memory_ratio(case: Case) -> float | None:
 def _means(cases: Sequence[Case]) -> Iterator[str]:
     """Geometric means, each over the models where both ran."""
     yield "geometric means (95 %)"
-    names = dict.fromkeys(name for case in cases for name in case.results if name not in ("taso", BESIDE))
+    names = dict.fromkeys(name for case in cases for name in case.results if name not in (*OURS, BESIDE))
+    faster = "faster of ONNX Runtime and OpenVINO"
     wanted = [
-        ("faster of ONNX Runtime and OpenVINO / taso", [c.paired(c.to_beat, "taso") for c in cases if c.to_beat]),
+        *((f"{faster} / {ours}", [c.paired(c.to_beat, ours) for c in cases if c.to_beat]) for ours in OURS),
         ("ONNX Runtime: original / exported", [c.paired("onnxruntime", BESIDE) for c in cases]),
+        ("openvino-bf16 / taso-bf16", [c.paired("openvino-bf16", "taso-bf16") for c in cases]),
         *((f"{name} / taso", [c.paired(name, "taso") for c in cases]) for name in names),
     ]
     for text, samples in wanted:
         found = [sample for sample in samples if sample]
         if found:
-            yield f"  {text:46} {_shown(geometric_mean(found))}  over {len(found)}"
+            yield f"  {text:50} {_shown(geometric_mean(found))}  over {len(found)}"
 
 
+OURS = ("taso", "taso-bf16")
 BESIDE = "onnxruntime-exported"
 """Measured against ONNX Runtime, not against ours."""
 

@@ -23,6 +23,7 @@ from taso.backends.lowering import (
     Kernel,
     Lowering,
     Operand,
+    in_parts,
     is_view,
     lower,
     structure,
@@ -51,6 +52,9 @@ MOST_ANCHORS = 4
 
 LEAST_BETWEEN = 1 << 19
 """Bytes between two anchors below which they are not: a cache holds so much."""
+
+SLOWEST = 5e9
+"""Bytes that a core moves in a second at the least where values between two anchors do not fit its cache."""
 
 Lie = tuple[Value, str]
 
@@ -211,8 +215,19 @@ class _Planner:
                 if time.perf_counter() > self.deadline:
                     return
                 layouts = [LAST] * len(chain.last.outputs)
-                if self.lowering.runs_chain(self._kernel(chain, layouts)[0]):
+                kernel = self._kernel(chain, layouts)[0]
+                if self.lowering.runs_chain(kernel) and self._may_pay(kernel):
                     yield self._option(chain, layouts)
+
+    def _may_pay(self, kernel: Kernel) -> bool:
+        """Whether what several anchors in one kernel save of memory can make up for the algorithms that each has alone.
+
+        A kernel that cannot is not measured.
+        """
+        parts = in_parts(kernel)
+        between = sum(part.results[0].type.nbytes for part in parts[:-1])
+        lost = sum(self.costs.kernel(part) - self.costs.cheapest(part)[0] for part in parts)
+        return lost < 2 * between / SLOWEST
 
     def _in_chain(self, node: Node) -> bool:
         types = [v.type if v is not None else None for v in node.inputs]

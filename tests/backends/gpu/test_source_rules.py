@@ -134,7 +134,7 @@ def test_axes_that_lie_as_one_are_one_loop() -> None:
     assert "l0" in text and "l1" not in text
 
 
-def test_more_than_two_billion_elements_are_counted_in_sixty_four_bits() -> None:
+def test_more_than_a_billion_elements_are_counted_in_sixty_four_bits() -> None:
     small, large = (kernel_of([("Relu", {}, (0,))], [tensor((n, 1 << 16))]) for n in (8, 1 << 15))
     codes = [found.launches[0].source.code for found in map(sourced, (small, large)) if found]
     assert "typedef i32 I;" in codes[0] and "typedef i64 I;" in codes[1]

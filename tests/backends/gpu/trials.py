@@ -437,6 +437,8 @@ def rows() -> Iterable[Trial]:
     yield one("ReduceSum", [(3, 1500)], axes=(1,), name="by a block", tolerance=1e-5)
     yield one("ReduceSum", [(2, 40000)], axes=(1,), name="in parts", tolerance=1e-4)
     yield one("ReduceMax", [(40000, 2)], axes=(0,), name="in parts")
+    yield one("ReduceSum", [(40000, 9)], axes=(0,), name="in parts across", tolerance=1e-4)
+    yield one("ReduceMax", [(2, 35000, 1)], F16, axes=(1, 2), name="in parts")
     yield one("ReduceL2", [(70, 50, 10, 1)], axes=(0, 1, 2, 3), name="in parts", tolerance=1e-5)
     yield one("ReduceSum", [(1,)], axes=(0,))
     yield one("ReduceSum", [(3, 1, 4)], axes=(1,))
@@ -652,10 +654,37 @@ def scans() -> Iterable[Trial]:
     yield one("CumSum", [(9, 33), ()], [F64, DType.INT64], given={1: 0}, tolerance=1e-12)
 
 
+def orders() -> Iterable[Trial]:
+    for dtype in (F32, F16, DType.INT32, DType.INT64):
+        for axis, largest in ((-1, 1), (0, 0), (1, 1)):
+            yield one("TopK", [(4, 30, 6)], dtype, axis=axis, k=3, largest=largest)
+    yield one("TopK", [(4, 300)], k=300)
+    yield one("TopK", [(4, 30)], k=0)
+    yield one("BitCast", [(4, 30)], to=DType.INT32)
+    yield one("BitCast", [(4, 30)], DType.UINT16, kind="any", to=DType.INT16)
+    yield from rotations()
+
+
+def rotations() -> Iterable[Trial]:
+    positions = rng_of("positions").integers(0, 9, (2, 5))
+    for interleaved in (0, 1):
+        for part in (0, 4):
+            half = (part or 8) // 2
+            attrs = {"interleaved": interleaved, "rotary_embedding_dim": part}
+            angles = [(9, half), (9, half), (2, 5)]
+            types = [F32, F32, F32, DType.INT64]
+            yield one("RotaryEmbedding", [(2, 3, 5, 8), *angles], types, given={3: positions}, **attrs)
+            yield one("RotaryEmbedding", [(2, 5, 24), *angles], types, given={3: positions}, num_heads=3, **attrs)
+            plain = [(2, 5, half)] * 2
+            yield one("RotaryEmbedding", [(2, 3, 5, 8), *plain], **attrs)
+            yield one("RotaryEmbedding", [(2, 5, 24), *plain], F16, num_heads=3, **attrs)
+
+
 GROUPS: dict[str, Callable[[], Iterable[Trial]]] = {
     "element-wise": element_wise,
     "movement": movement,
     "rows": rows,
     "windows": windows,
     "scans": scans,
+    "orders": orders,
 }

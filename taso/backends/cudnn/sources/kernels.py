@@ -9,6 +9,7 @@ from taso.backends.cudnn.sources.fetches import Straight
 from taso.backends.cudnn.sources.launches import Place, Sourced
 from taso.backends.cudnn.sources.movement import MOVERS, change_of_layout
 from taso.backends.cudnn.sources.nests import lies_plainly_or_last
+from taso.backends.cudnn.sources.orders import ORDERS
 from taso.backends.cudnn.sources.reductions import REDUCERS
 from taso.backends.cudnn.sources.results import Loops, result_access
 from taso.backends.cudnn.sources.scalars import HELD
@@ -43,7 +44,7 @@ def sourced(kernel: Kernel) -> Sourced | None:
     return make(kernel)
 
 
-MAKERS = {**MOVERS, **REDUCERS, **SCANS, **WINDOWS}
+MAKERS = {**MOVERS, **ORDERS, **REDUCERS, **SCANS, **WINDOWS}
 
 
 def _is_held(kernel: Kernel) -> bool:

@@ -16,7 +16,7 @@ from taso.backends.cudnn.sources.results import (
     operand_access,
     result_access,
 )  # fmt: skip
-from taso.backends.cudnn.sources.scalars import INTEGER, computed, literal, stored
+from taso.backends.cudnn.sources.scalars import HELD, INTEGER, REAL, computed, literal, stored
 from taso.backends.cudnn.sources.sections import Section, launches
 from taso.backends.lowering import PLAIN, Kernel, Operand
 from taso.backends.places import OPERAND, RESULT
@@ -373,12 +373,93 @@ def reverse_sequence(kernel: Kernel) -> Sourced | None:
     return made_of("reverse sequence", kernel, head, loops)
 
 
+def bit_cast(kernel: Kernel) -> Sourced | None:
+    """The same bits: read as elements of the result's type."""
+    operand, result = kernel.operands[_data(kernel)], kernel.results[0]
+    made = kernel.steps[0].attrs.dtype("to")
+    if made not in HELD or DType.BOOL in (made, operand.type.dtype) or len(kernel.steps) > 1:
+        return None
+    loops = Loops.of(result)
+    read = Access(Place(OPERAND, _data(kernel)), made, loops.strides(operand_strides(operand)))
+    return made_of("bit cast", kernel, Straight(read), loops)
+
+
+# ── RotaryEmbedding ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rotary_embedding(kernel: Kernel) -> Sourced | None:
+    """Pairs of elements turned by the angles of their position (RotaryEmbedding 23); the rest of a head is copied."""
+    step, x = kernel.steps[0], kernel.operands[_data(kernel)]
+    heads, dims = step.attrs.int("num_heads"), x.type.static_shape
+    size = dims[3] if len(dims) == 4 else dims[2] // max(heads, 1)
+    turned = step.attrs.int("rotary_embedding_dim") or size
+    cosines, sines = (kernel.operands[_data(kernel, n)] for n in (1, 2))
+    looked_up = len(step.inputs) > 3 and step.inputs[3] is not None
+    if any(o.type.dtype not in REAL for o in (x, cosines, sines)) or turned % 2:
+        return None
+    if len(dims) == 3 and (heads < 1 or dims[2] % heads):
+        return None
+    loops = Loops.of(kernel.results[0], {2: size} if len(dims) == 3 else None)
+    # of the two loops over heads that lie side by side the inner one is that over their elements
+    own = max(n for n, loop in enumerate(loops.loops) if loop.axis == len(dims) - 1)
+    position = (0, 1) if len(dims) == 3 else (0, 2)
+    return _rotated(kernel, loops, own, turned, position, looked_up)
+
+
+def _rotated(
+    kernel: Kernel, loops: Loops, own: int, turned: int, position: tuple[int, int], looked_up: bool
+) -> Sourced | None:  # fmt: skip
+    step, x = kernel.steps[0], kernel.operands[_data(kernel)]
+    strides, rank = loops.strides(operand_strides(x)), x.type.rank
+    data = operand_access(kernel, _data(kernel), tuple(0 if n == own else s for n, s in enumerate(strides)))
+
+    def by_position(input_number: int, along: tuple[int, ...]) -> Access:
+        by_axis = [along[position.index(a)] if a in position else 0 for a in range(rank)]
+        return operand_access(kernel, _data(kernel, input_number), loops.strides(by_axis))
+
+    angles = kernel.operands[_data(kernel, 1)]
+    along = (0, 0) if looked_up else operand_strides(angles)[:2]
+    tables = [by_position(n, along) for n in (1, 2)]
+    places = by_position(3, operand_strides(kernel.operands[_data(kernel, 3)])) if looked_up else None
+    row, column = operand_strides(angles)[-2:]
+    half, t = turned // 2, computed(x.type.dtype)
+    across = bool(step.attrs.int("interleaved"))
+
+    def text(nest: Nest, parameters: Parameters) -> tuple[list[str], str]:
+        source = parameters.name(data.place, data.dtype)
+        element = f"widen({source}[{nest.offset(data, True)} + {{}} * {strides[own]}])"
+        lines = [
+            f"const I d = {nest.at(own, True)};", f"const bool first = {'d % 2 == 0' if across else f'd < {half}'};",
+            f"const I angle = {'d / 2' if across else f'd % {half}'}, other = first ? d + {1 if across else half} "
+            f": d - {1 if across else half};", f"{t} turned = {element.format('d')};", f"if (d < {turned}) {{",
+        ]  # fmt: skip
+        moved = f"angle * {column}"
+        if places is not None:
+            read = f"{parameters.name(places.place, places.dtype)}[{nest.offset(places, True)}]"
+            lines.append(f"    const i64 at = place_of({read}, {angles.type.static_shape[0]});")
+            moved += f" + (at < 0 ? 0 : at) * {row}"
+        for name, table in zip(("c", "s"), tables, strict=True):
+            pointer = parameters.name(table.place, table.dtype)
+            lines.append(f"    const {t} {name} = widen({pointer}[{nest.offset(table, True)} + {moved}]);")
+        lines += [
+            f"    const {t} y = {element.format('other')};",
+            "    turned = turned * c + (first ? -y : y) * s;",
+            "}",
+        ]
+        return lines, "turned"
+
+    accesses = [data, *tables, *([places] if places is not None else [])]
+    head = one_by_one(x.type.dtype, accesses, frozenset({own}), text, computed=True)
+    return made_of("rotary embedding", kernel, head, loops)
+
+
 MOVERS: dict[str, Callable[[Kernel], Sourced | None]] = {
     "Reshape": reshape, "Flatten": reshape, "Squeeze": reshape, "Unsqueeze": reshape, "Transpose": transpose,
     "Slice": slice_of, "Expand": expand, "Tile": tile, "DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth,
     "Concat": concat, "Split": split, "Pad": pad, "Gather": gather, "GatherElements": gather_elements,
     "GatherND": gather_nd, "ScatterElements": scatter_elements, "ScatterND": scatter_nd, "OneHot": one_hot,
-    "Trilu": trilu, "EyeLike": eye_like, "Range": range_of, "ReverseSequence": reverse_sequence,
+    "Trilu": trilu, "EyeLike": eye_like, "Range": range_of, "ReverseSequence": reverse_sequence, "BitCast": bit_cast,
+    "RotaryEmbedding": rotary_embedding,
 }  # fmt: skip
 
 __all__ = ["MOVERS", "change_of_layout"]

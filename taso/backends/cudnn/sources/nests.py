@@ -55,6 +55,10 @@ def channel_strides(t: TensorType, dims: Sequence[int], axis: int) -> tuple[int,
     return tuple(int(a == axis) for a in range(len(dims)))
 
 
+_NARROW = 1 << 30
+"""Places below this are numbers of 32 bits, and so are those a step of the whole grid behind them."""
+
+
 class Nest:
     """Loops, outermost first, with neighbours merged wherever every access runs through both without a jump.
 
@@ -83,7 +87,7 @@ class Nest:
         self._places = {group[-1]: n for n, group in enumerate(groups)}
         self._strides = {a: (*(a.strides[group[-1]] for group in groups), *(0,) * still) for a in accesses}
         reach = [a.offset + sum(max(s * (n - 1), 0) for s, n in zip(a.strides, extents, strict=True)) for a in accesses]
-        self.wide_index = max(math.prod(extents), *reach, 0) >= (1 << 31) - (1 << 16)
+        self.wide_index = max(math.prod(extents), *reach, 0) >= _NARROW
 
     @property
     def inner(self) -> int:
