@@ -311,8 +311,8 @@ def _cuda() -> _Cuda:
 
 RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
     "taso": _taso, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch, "torch-compile": _torch_compile,
-<<<<<<< HEAD
-    "xla": _xla, "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
+    "xla": _xla, "taso-bf16": partial(_taso, backend="onednn bf16"),
+    "openvino-bf16": partial(_openvino, precision="bf16"), "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
     "torch-cuda": lambda path, threads: _cuda().torch_runner(path, threads, False),
     "torch-cuda-compile": lambda path, threads: _cuda().torch_runner(path, threads, True),
     "onnxruntime-cuda": lambda path, threads: _cuda().onnxruntime_runner(path, threads, "CUDAExecutionProvider"),
@@ -320,21 +320,14 @@ RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
         path, threads, "TensorrtExecutionProvider"
     ),
     "tensorrt": lambda path, threads: _cuda().tensorrt_runner(path, threads),
-=======
-    "xla": _xla, "taso-bf16": partial(_taso, backend="onednn bf16"),
-    "openvino-bf16": partial(_openvino, precision="bf16"),
->>>>>>> wip-g2
 }  # fmt: skip
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "taso": ("taso",), "onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch",),
-<<<<<<< HEAD
-    "torch-compile": ("torch",), "xla": ("tensorflow",), "taso-cuda": ("taso", "cupy", "cudnn"),
+    "torch-compile": ("torch",), "xla": ("tensorflow",), "taso-bf16": ("taso",), "openvino-bf16": ("openvino",),
+    "taso-cuda": ("taso", "cupy", "cudnn"),
     "torch-cuda": ("torch",), "torch-cuda-compile": ("torch",), "onnxruntime-cuda": ("onnxruntime",),
     "onnxruntime-tensorrt": ("onnxruntime", "tensorrt"), "tensorrt": ("tensorrt", "cupy"),
-=======
-    "torch-compile": ("torch",), "xla": ("tensorflow",), "taso-bf16": ("taso",), "openvino-bf16": ("openvino",),
->>>>>>> wip-g2
 }  # fmt: skip
 """The modules that each runtime needs."""
 

@@ -56,7 +56,8 @@ VARIANTS: Mapping[str, Variant] = {
     "torch": Variant("torch", "original"),
     "torch-compile": Variant("torch-compile", "original"),
     "xla": Variant("xla", "original"),
-<<<<<<< HEAD
+    "taso-bf16": Variant("taso-bf16", "bf16"),
+    "openvino-bf16": Variant("openvino-bf16", "original"),
     "taso-cuda": Variant("taso-cuda", "for-gpu"),
     "taso-cuda-unoptimized": Variant("taso-cuda", "original"),
     "torch-cuda": Variant("torch-cuda", "original"),
@@ -69,25 +70,17 @@ ON_GPU = ("taso-cuda", "taso-cuda-unoptimized", "torch-cuda", "torch-cuda-compil
           "onnxruntime-tensorrt", "tensorrt")  # fmt: skip
 """Those that run on an NVIDIA GPU (`benchmarks/gpu.py`)."""
 ON_CPU = tuple(name for name in VARIANTS if name not in ON_GPU)
-=======
-    "taso-bf16": Variant("taso-bf16", "bf16"),
-    "openvino-bf16": Variant("openvino-bf16", "original"),
-}
 NARROW = ("taso-bf16", "openvino-bf16")
 """Contestants that round factors to bfloat16: where they are asked for, and where the processor can."""
->>>>>>> wip-g2
 
 MADE: Mapping[str, Mapping[str, object]] = {
     "optimized": {},
     "planned": {"rules": ["-*"]},
     "exported": {"backend": "onnxruntime"},
-<<<<<<< HEAD
-    "for-gpu": {"backend": "cudnn"},
-=======
     "bf16": {"backend": "onednn", "precision": "bf16"},
->>>>>>> wip-g2
+    "for-gpu": {"backend": "cudnn"},
 }
-"""The files that `taso.optimize` makes, and how: as by default, without any rule, for ONNX Runtime, for bfloat16."""
+"""The files that `taso.optimize` makes, and how: as by default, without any rule, for ONNX Runtime, for bfloat16, for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -257,15 +250,11 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(zoo.ZOO)} (default: all)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="(default: 1)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="(default: 1)")
-<<<<<<< HEAD
-    parser.add_argument("--on", type=_names, default=list(ON_CPU), metavar="NAME,…", help=", ".join(VARIANTS))
-=======
-    default = [name for name in VARIANTS if name not in NARROW]
+    default = [name for name in ON_CPU if name not in NARROW]
     parser.add_argument(
         "--on", type=_names, default=default, metavar="NAME,…",
-        help=f"{', '.join(VARIANTS)} (default: all but {' and '.join(NARROW)})",
+        help=f"{', '.join(VARIANTS)} (default: all on the processor but {' and '.join(NARROW)})",
     )  # fmt: skip
->>>>>>> wip-g2
     parser.add_argument("--rounds", type=int, default=20, help="blocks for each contestant (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a block (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds before a block (default: %(default)s)")
