@@ -312,7 +312,8 @@ def _cuda() -> _Cuda:
 RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
     "taso": _taso, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch, "torch-compile": _torch_compile,
     "xla": _xla, "taso-bf16": partial(_taso, backend="onednn bf16"),
-    "openvino-bf16": partial(_openvino, precision="bf16"), "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
+    "openvino-bf16": partial(_openvino, precision="bf16"),
+    "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
     "torch-cuda": lambda path, threads: _cuda().torch_runner(path, threads, False),
     "torch-cuda-compile": lambda path, threads: _cuda().torch_runner(path, threads, True),
     "onnxruntime-cuda": lambda path, threads: _cuda().onnxruntime_runner(path, threads, "CUDAExecutionProvider"),

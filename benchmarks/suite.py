@@ -80,7 +80,7 @@ MADE: Mapping[str, Mapping[str, object]] = {
     "bf16": {"backend": "onednn", "precision": "bf16"},
     "for-gpu": {"backend": "cudnn"},
 }
-"""The files that `taso.optimize` makes, and how: as by default, without any rule, for ONNX Runtime, for bfloat16, for a GPU."""
+"""The files that `taso.optimize` makes, and how: as by default, without any rule, and for what the others run on."""
 
 
 @dataclass(frozen=True)
