@@ -206,8 +206,8 @@ def add_backend(parser: argparse.ArgumentParser, help: str = "where to run", def
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the backend (default: its own choice)")
     parser.add_argument(
         "--precision", choices=tuple(dict.fromkeys(p for known in PRECISIONS.values() for p in known)), default=FLOAT32,
-        help="of large products: float32, or factors rounded to bf16 (onednn and cudnn), tf32 or fp16 (cudnn; "
-        "default: %(default)s)",
+        help="of products: float32; factors rounded to bf16 (onednn and cudnn), tf32 or fp16 (cudnn); int8 for "
+        "quantised models (onednn; default: %(default)s)",
     )  # fmt: skip
 
 

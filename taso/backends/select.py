@@ -10,7 +10,7 @@ from taso.backends.base import Backend, checked_threads
 from taso.backends.cudnn.backend import PRECISIONS as GPU_PRECISIONS
 from taso.backends.cudnn.backend import CudnnBackend
 from taso.backends.cudnn.device import versions
-from taso.backends.lowering import BF16, FLOAT32
+from taso.backends.lowering import BF16, FLOAT32, INT8
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
 from taso.backends.reference import ReferenceBackend
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 NAMES = ("auto", "cudnn", "onednn", "onnxruntime", "reference")
 """The backends that come with taso."""
-PRECISIONS = {"onednn": (FLOAT32, BF16), "cudnn": GPU_PRECISIONS}
+PRECISIONS = {"onednn": (FLOAT32, BF16, INT8), "cudnn": GPU_PRECISIONS}
 """What backends compute products of float32 tensors in; others in float32 alone."""
 
 
@@ -32,7 +32,7 @@ def get_backend(
 
     "auto" is cuDNN where its packages and a GPU answer, else oneDNN where its library loads, else the reference; the
     log says which and why. Other names are those that installed packages announce as entry points of the group
-    "taso.backends". `precision` is that of products of float32 tensors: "float32", on oneDNN or cuDNN "bf16", on cuDNN
+    "taso.backends". `precision` is that of products: "float32", on oneDNN or cuDNN "bf16", on oneDNN "int8", on cuDNN
     "tf32" or "fp16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a precision that is none,
     `BackendUnavailable` where the backend's library, a GPU, or an instruction of the processor is missing.
     """
