@@ -106,7 +106,9 @@ _MEMBERS = ("name", "measures", "plans", "lowering", "device_key", "measure", "c
 
 
 def _automatic(threads: int | None, precision: str) -> Backend:
-    """The fastest that is there."""
+    """The fastest that is there, of those that compute in that precision."""
+    if precision not in PRECISIONS["cudnn"]:
+        return _on_cpu(threads, precision)
     try:
         chosen: Backend = CudnnBackend(precision)
     except BackendUnavailable as error:

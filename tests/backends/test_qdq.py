@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from qdq_models import Builder
-from taso.backends.onednn.pages import zeroed
 
 import taso
 from taso import cli
@@ -33,6 +32,7 @@ from taso.backends.onednn.kernels import design
 from taso.backends.onednn.memory import DataType
 from taso.backends.onednn.places import OPERAND, RESULT, Block, Place, from_plain, logical_spec, to_plain
 from taso.backends.onednn.recipe import PrimitiveLaunch, Recipe
+from taso.backends.pages import zeroed
 from taso.backends.select import get_backend
 from taso.graph.errors import BackendError, BackendUnavailable
 from taso.graph.evaluate import constant_value
