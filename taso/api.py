@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from taso import doors
 from taso.backends.base import Backend, Executable
 from taso.backends.costs import CostDatabase
+from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.plans import take_plans, with_plans, with_usual_algorithms
 from taso.backends.select import get_backend
 from taso.graph import graph as graphs
@@ -176,6 +177,10 @@ def compile(
     and less exact. Finite data beyond bfloat16's range (3.39e38) becomes infinite. Products of two tensors neither of
     which is a constant are rounded only where the processor multiplies matrices (AMX).
 
+    With `precision="int8"` it multiplies integers in models that are quantised already, by QuantizeLinear and
+    DequantizeLinear around their operators or by operators of integers. What is rounded to 8 bits may come out one unit
+    higher or lower where it lies between two. A model without such products is an error.
+
     Raises `BackendError` where the backend cannot run it; calling it with other names, element types or shapes than the
     graph's inputs raises `InputError`.
     """
@@ -229,8 +234,8 @@ def optimize(
     iterations of saturation.
 
     `precision` is what the result is to be computed in, as in `taso.compile`, which has to be told the same: "bf16" is
-    faster where the processor has the instructions, and less exact. Costs are then measured so, and the graph is
-    planned for it.
+    faster where the processor has the instructions, and less exact; "int8" is for models that are quantised already.
+    Costs are then measured so, and the graph is planned for it.
 
     The best few graphs are planned exactly in the end: fusions, layouts and algorithms are chosen together by measured
     costs. Then they run side by side with the original, and the measurement decides. The graph that comes back knows
@@ -361,8 +366,11 @@ def _settings(
     graph: Graph, backend: str | Backend, threads: int | None, rules: Sequence[Rule],
     input_shapes: Mapping[str, Sequence[int]], precision: str = "float32",
 ) -> Settings:  # fmt: skip
+    chosen = get_backend(backend, threads, precision)
+    if isinstance(chosen, OneDNNBackend):
+        chosen.check(graph)
     return Settings(
-        get_backend(backend, threads, precision), rules, _database(), threads=threads,
+        chosen, rules, _database(), threads=threads,
         sizes={k: v for k, v in measuring_sizes(graph, input_shapes).items() if isinstance(v, int)},
         print_measurements=graph.prints_measurements,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from taso.backends.lowering import BF16, FLOAT32
+from taso.backends.lowering import BF16, FLOAT32, INT8
 from taso.backends.select import NAMES
 from taso.graph.errors import ModelError, TasoError
 from taso.search.progress import interactive
@@ -205,8 +205,9 @@ def add_backend(parser: argparse.ArgumentParser, help: str = "where to run", def
     parser.add_argument("--backend", default=default, metavar="NAME", help=said)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the backend (default: its own choice)")
     parser.add_argument(
-        "--precision", choices=(FLOAT32, BF16), default=FLOAT32,
-        help="of large products: float32, or factors rounded to bfloat16 (onednn alone; default: %(default)s)",
+        "--precision", choices=(FLOAT32, BF16, INT8), default=FLOAT32,
+        help="of products: float32, factors rounded to bfloat16, or, of a quantised model, integers (onednn alone; "
+        "default: %(default)s)",
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from taso import api
 from taso.backends.base import Array
-from taso.backends.lowering import BF16
+from taso.backends.lowering import BF16, INT8
 from taso.backends.select import NAMES
 from taso.graph.errors import BackendError, BackendUnavailable
 from taso.search.verify import median_interval, relative_error
@@ -36,7 +36,7 @@ Runner = Callable[[Feeds], Outputs]
 
 FOREIGN = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch", "onnx2torch")}
 """Runtimes of others, and the modules that each needs."""
-RUNTIMES = tuple(dict.fromkeys((*NAMES, f"onednn {BF16}", *FOREIGN)))
+RUNTIMES = tuple(dict.fromkeys((*NAMES, f"onednn {BF16}", f"onednn {INT8}", *FOREIGN)))
 """Where a model can be run: our backends and others' runtimes; ONNX Runtime is run as it is by itself."""
 LEAST_RUNS = 3
 """Runs that make a block, however long they take."""

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 import onnx
 import pytest
+import qdq_models
 from onnx import TensorProto, helper, numpy_helper
 
 import taso
@@ -73,6 +74,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
     onnx.save(small_model(), "model.onnx")
+    onnx.save(qdq_models.convnet(), "quantised.onnx")
     Path("my.rules").write_text(RULES, encoding="utf-8")
     # some commands speak of files of the checkout
     Path("taso").symlink_to(Path(taso.__file__).parent)
@@ -104,6 +106,11 @@ def run_command(words: list[str], page: Path) -> None:
 def test_every_block_of_code_runs(page: Path, desk: Path) -> None:
     if "onnxruntime" in page.read_text("utf-8"):
         pytest.importorskip("onnxruntime")
+    if 'precision="int8"' in page.read_text("utf-8"):
+        try:
+            taso.backends.onednn.backend.OneDNNBackend(1, "int8")
+        except taso.TasoError as reason:
+            pytest.skip(str(reason))
     # pages may go on from a model that is at hand
     space: dict[str, object] = {"taso": taso, "graph": taso.load("model.onnx")}
     registered = dict(taso.graph.ops.REGISTRY)

@@ -93,8 +93,12 @@ class Kernel:
 
     @property
     def chained(self) -> bool:
-        """Whether there are anchors behind the first one, each on the result of the one before."""
-        return any(not s.op.has(Trait.ELEMENTWISE) for s in self.steps[1:])
+        """Whether there are anchors behind the first one, each on the result of the one before.
+
+        Steps that dequantise before it and quantise behind it are none.
+        """
+        first = next((i for i, s in enumerate(self.steps) if s.op.name != "DequantizeLinear"), 0)
+        return any(not s.op.has(Trait.ELEMENTWISE) and s.op.name != "QuantizeLinear" for s in self.steps[first + 1 :])
 
 
 IN_TURN = "in turn"
@@ -457,8 +461,9 @@ def none_chained(kernel: Kernel) -> bool:
     return False
 
 
-FLOAT32, BF16 = "float32", "bf16"
-"""Precisions of products: everything in float32; factors rounded to bfloat16, sums in float32."""
+FLOAT32, BF16, INT8 = "float32", "bf16", "int8"
+"""Precisions of products: everything in float32; factors rounded to bfloat16, sums in float32; factors that the model
+has as 8-bit integers multiplied as such, all others in float32."""
 
 
 @dataclass(frozen=True)
@@ -560,6 +565,22 @@ class Lowering:
             nodes.append(follower)
             entries.append(entry)
         return Group(tuple(nodes), tuple(entries))
+
+    def may_join(self, op: Operator) -> bool:
+        """Whether an operator may run in the kernel of what it reads."""
+        return op.has(Trait.ELEMENTWISE)
+
+    def spares(self, view: View[N, V], node: N) -> bool:
+        """Whether a node need not run, since all who read it go without."""
+        return False
+
+    def beside(self, view: View[N, V], group: Group[N, V]) -> Hashable:
+        """What else than the nodes of a group decides what kernel it is."""
+        return None
+
+    def minds_readers(self, op: Operator) -> bool:
+        """Whether it matters to the kernel of an operator of several readers who they are."""
+        return False
 
     def kernel(self, view: View[N, V], group: Group[N, V]) -> tuple[Kernel, tuple[V, ...]]:
         """The kernel of a group, and the values that are its operands, in order."""
@@ -804,7 +825,8 @@ def lower(graph: Graph, lowering: Lowering, choices: Choices | None = None) -> P
         anchor: Node = lowering.anchor_of(view, node)
         if anchor not in seen:
             seen.add(anchor)
-            groups.append(lowering.group(view, anchor))
+            if not lowering.spares(view, anchor):
+                groups.append(lowering.group(view, anchor))
     # a kernel runs when its last node could: by then all its operands are there
     for group in sorted(groups, key=lambda g: position[g.last]):
         kernel, operands = lowering.kernel(view, group)
@@ -832,7 +854,7 @@ def _fitting(choices: Choices | None, graph: Graph, lowering: Lowering) -> Choic
         anchor: Node = lowering.anchor_of(view, node)
         group = lowering.group(view, anchor)
         out = group.last.outputs[0]
-        if any(not n.op.has(Trait.ELEMENTWISE) for n in group.nodes[1:]) and not lowering.runs_chain(
+        if any(not lowering.may_join(n.op) for n in group.nodes[1:]) and not lowering.runs_chain(
             lowering.kernel(view, group)[0]
         ):
             return None

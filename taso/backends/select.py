@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 from typing import cast
 
 from taso.backends.base import Backend, checked_threads
-from taso.backends.lowering import BF16, FLOAT32
+from taso.backends.lowering import BF16, FLOAT32, INT8
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
 from taso.backends.reference import ReferenceBackend
@@ -27,10 +27,9 @@ def get_backend(
     """The backend of that name; one that is given already is passed on.
 
     "auto" is oneDNN where its library loads, else the reference; the log says which and why. Other names are those that
-    installed packages announce as entry points of the group "taso.backends". `precision` is that of products of float32
-    tensors: "float32", or on oneDNN "bf16" ("onednn bf16" is both in one). Raises `BackendError` for a name or a
-    precision that is none, `BackendUnavailable` where the backend's library, or an instruction of the processor, is
-    missing.
+    installed packages announce as entry points of the group "taso.backends". `precision` is that of products: "float32"
+    or, on oneDNN, "bf16" or "int8" ("onednn bf16" is both in one). Raises `BackendError` for a name or a precision that
+    is none, `BackendUnavailable` where the backend's library, or an instruction of the processor, is missing.
     """
     if threads is not None:
         threads = checked_threads(threads)
@@ -43,8 +42,8 @@ def get_backend(
         if precision not in (FLOAT32, name.lowering.precision):
             raise BackendError(f"the backend {name.name} that was given computes in {name.lowering.precision}")
         return name
-    if name == f"onednn {BF16}":
-        name, precision = "onednn", BF16
+    if name in (f"onednn {BF16}", f"onednn {INT8}"):
+        name, precision = "onednn", name.removeprefix("onednn ")
     if name == "onednn" or name == "auto" and precision != FLOAT32:
         return OneDNNBackend(threads, precision)
     if precision != FLOAT32:

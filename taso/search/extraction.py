@@ -62,7 +62,9 @@ class _Chain(StateView):
         self._outputs = outputs
 
     def producer(self, value: int) -> int:
-        return self._makers[value]
+        found = self._makers.get(value)
+        # what the chain reads may be computed in several ways: the first is how it was in the beginning
+        return next(iter(self.egraph.makers[value])) if found is None else found
 
     def outputs(self, node: int) -> tuple[int, ...]:
         return self.egraph.nodes[node]
@@ -202,7 +204,7 @@ class Extractor:
     def _longer(self, node: int) -> Iterator[tuple[tuple[int, ...], tuple[int | None, ...]]]:
         egraph, setting = self.egraph, self.egraph.setting
         entry = setting.store.entries[node]
-        if not entry.op.has(Trait.ELEMENTWISE) or entry.constant:
+        if not setting.lowering.may_join(entry.op) or entry.constant:
             return
         self._chains[node] = []  # a node that reads itself through others ends here
         for position, value in enumerate(entry.inputs):

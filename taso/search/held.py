@@ -7,7 +7,7 @@ a program of it needs no more than is said here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -54,7 +54,7 @@ class Memory:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._works: dict[tuple[tuple[int, ...], tuple[int, ...]], Work[int]] = {}
+        self._works: dict[tuple[tuple[int, ...], tuple[int, ...], Hashable], Work[int]] = {}
 
     def of(self, state: State) -> Held:
         """That of a state of which nothing is known: in its own order, or in the one found to need the least."""
@@ -99,10 +99,10 @@ class Memory:
 
     def _work(self, view: View, group: Group[int, int]) -> Work[int]:
         results = view.outputs(group.last)
-        key = (group.nodes, results)
+        lowering = self._setting.lowering
+        key = (group.nodes, results, lowering.beside(view, group))
         found = self._works.get(key)
         if found is None:
-            lowering = self._setting.lowering
             kernel, operands = lowering.kernel(view, group)
             found = self._works[key] = work_of(kernel, operands, results, view.layout, lowering)
         return found

@@ -8,7 +8,7 @@ neighbourhood. Nothing is copied until a draft is taken (`Draft.commit`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -38,14 +38,15 @@ class Setting:
     store: Store
     lowering: Lowering
     costs: Costs
-    _group_costs: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
+    _group_costs: dict[tuple[tuple[int, ...], int, Hashable], float] = field(default_factory=dict)
     _changeable: dict[int, bool] = field(default_factory=dict)
     _asked: dict[tuple[int, int], tuple[tuple[int, str], ...]] = field(default_factory=dict)
 
     def group_cost(self, view: StateView, group: Group[int, int]) -> float:
-        """Seconds of a kernel; it depends on nothing but the nodes in it and the class it ends in."""
+        """Seconds of a kernel; it depends on the nodes in it, the class it ends in, and what lowering looks at beside.
+        """
         outs = view.outputs(group.last)
-        key = (group.nodes, outs[0] if outs else -1)
+        key = (group.nodes, outs[0] if outs else -1, self.lowering.beside(view, group))
         found = self._group_costs.get(key)
         if found is None:
             kernel, _ = self.lowering.kernel(view, group)
@@ -674,6 +675,8 @@ class Draft(StateView):
         """Whether nothing changes but readers of a value that has several: none of them is fused with its producer."""
         producer = self.parent.producers.get(value)
         if producer is None or not self.is_defined(value) or self.producer(value) != producer:
+            return False
+        if self.setting.lowering.minds_readers(self.op(producer)):
             return False
         before, after = len(self.parent.consumers(value)), len(self.consumers(value))
         if before < 2 or after < 2 or self.parent.is_output(value) != self.is_output(value):

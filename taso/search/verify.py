@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.base import Backend, Executable
-from taso.backends.lowering import BF16, FLOAT32
+from taso.backends.lowering import BF16, FLOAT32, INT8
 from taso.graph.errors import BackendError, GraphError, InputError, NaNWarning
 from taso.graph.evaluate import constant_value, evaluate_graph
 from taso.graph.graph import Graph, Value
@@ -45,12 +45,18 @@ NARROW = {DType.FLOAT16: 2.0**-7, DType.BFLOAT16: 2.0**-4}
 """The same for graphs that hold narrower floats: eight units in the last place, for weights are rounded when folded."""
 
 
+UNITS = 2.0**-4
+"""The same for products of 8-bit integers: sixteen of the 256 units of a result that is rounded to 8 bits. What lies
+between two integers goes to the other one at times, and from layer to layer that adds up."""
+
+
 def tolerance_of(graph: Graph, precision: str = FLOAT32) -> float:
     """The error that is allowed for a graph: that of the narrowest float type in it, or of its products' precision."""
     held = {v.type.dtype for node in graph.nodes for v in node.outputs}
     if precision == BF16:
         held.add(DType.BFLOAT16)
-    return max([TOLERANCE, *(error for dtype, error in NARROW.items() if dtype in held)])
+    units = [UNITS] if precision == INT8 else []
+    return max([TOLERANCE, *units, *(error for dtype, error in NARROW.items() if dtype in held)])
 
 
 def random_feeds(graph: Graph, sizes: Mapping[str, Dim], seed: int, positive: bool = False) -> Feeds:

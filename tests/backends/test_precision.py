@@ -186,7 +186,7 @@ def test_either_precision_is_an_algorithm_of_its_own() -> None:
 
 
 def test_a_precision_that_is_none_or_not_here_is_one_sentence() -> None:
-    with pytest.raises(BackendError, match="the precision is 'float32' or 'bf16', not 'half'"):
+    with pytest.raises(BackendError, match="the precision is 'float32', 'bf16' or 'int8', not 'half'"):
         get_backend("onednn", 1, "half")
     with pytest.raises(BackendUnavailable, match="no instructions for products of bfloat16"):
         checked_precision(BF16, "avx2")

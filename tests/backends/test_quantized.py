@@ -185,7 +185,7 @@ def test_what_oneDNN_cannot_is_computed_by_definition() -> None:
 
 
 def test_a_processor_whose_sums_saturate_leaves_it_to_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "_SATURATING", (quantized.library().isa,))
+    monkeypatch.setattr(quantized, "SATURATING", (quantized.library().isa,))
     rng = np.random.default_rng(6)
     feeds, constants = {"x": whole(rng, np.uint8, 4, 8)}, {"w": whole(rng, np.int8, 8, 6)}
     ours, defined, _, program = run(model("MatMulInteger", feeds, constants, "x w", TensorProto.INT32), feeds)
@@ -257,6 +257,6 @@ def test_a_zero_point_that_is_left_out_would_be_seen(monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(7)
     feeds: Values = {"x": whole(rng, np.uint8, 1, 8, 6, 6)}
     constants: Values = {"w": whole(rng, np.int8, 16, 8, 3, 3), "xz": np.array(9, np.uint8)}
-    monkeypatch.setattr(quantized._Product, "number", lambda *given, **others: None)
+    monkeypatch.setattr(quantized.Product, "number", lambda *given, **others: None)
     ours, defined, _, program = run(model("ConvInteger", feeds, constants, "x w xz", TensorProto.INT32), feeds)
     assert own(program) and not np.array_equal(ours, defined)

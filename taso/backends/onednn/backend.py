@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from taso.backends.base import checked_threads
-from taso.backends.lowering import BF16, FLOAT32, Kernel, Layouts, Lowering, is_view, none_chained
+from taso.backends.lowering import BF16, FLOAT32, INT8, Kernel, Layouts, Lowering, is_view, none_chained
 from taso.backends.onednn.executor import Program, name_of, threads_in_force
 from taso.backends.onednn.kernels import KERNEL_FORMAT, WHOLE, OneDNNFusion, ways
 from taso.backends.onednn.library import library
 from taso.backends.onednn.measuring import METHOD, Sweeps, measured
 from taso.backends.onednn.needs import overwritable, runs_chain, scratch_of
+from taso.backends.onednn.qdq_groups import IntegerLayouts, IntegerLowering, multiplies_integers
+from taso.backends.onednn.quantized import SATURATING
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError, BackendUnavailable
 from taso.graph.graph import Graph
@@ -27,8 +29,9 @@ class OneDNNBackend:
     """Runs graphs with oneDNN on `threads` threads (by default as many as OpenMP would use).
 
     With `precision` "bf16" products of float32 tensors round their factors to bfloat16 and add in float32, where that
-    pays and the processor has the instructions. Raises `BackendUnavailable` where the library cannot be loaded or the
-    processor has none, `BackendError` for a precision that is none.
+    pays and the processor has the instructions; with "int8" products whose factors the model has as 8-bit integers,
+    behind DequantizeLinear, are products of those. Raises `BackendUnavailable` where the library cannot be loaded or
+    the processor has none, `BackendError` for a precision that is none.
     """
 
     measures = True
@@ -44,7 +47,11 @@ class OneDNNBackend:
         # AMX multiplies matrices whose rows are pixels; no blocks of channels
         innermost = precision == BF16 and "amx" in self._library.isa
         layouts = Layouts(block, innermost, permuted=True)
-        self.lowering = Lowering(
+        lowering = Lowering
+        if precision == INT8:
+            # products of integers have their channels last
+            layouts, lowering = IntegerLayouts(block, innermost=True), IntegerLowering
+        self.lowering = lowering(
             layouts, OneDNNFusion(), partial(ways, precision=precision), overwritable,
             scratch_of(layouts, self.threads, precision), precision, WHOLE,
             partial(runs_chain, layouts, self.threads) if precision == FLOAT32 else none_chained,
@@ -76,17 +83,34 @@ class OneDNNBackend:
         with threads_in_force(self._library, self.threads), np.errstate(all="ignore"):
             return measured(kernel, self.lowering, self._sweeps)
 
+    def check(self, graph: Graph) -> None:
+        """Raises `BackendError` where the precision is "int8" and the graph has no product of integers."""
+        if self.lowering.precision == INT8 and not multiplies_integers(graph):
+            raise BackendError(NOT_QUANTISED)
+
     def compile(self, graph: Graph, threads: int | None = None) -> Program:
-        """A program for `graph` on `threads` threads (by default the backend's)."""
+        """A program for `graph` on `threads` threads (by default the backend's). Raises `BackendError` as `check` does.
+        """
+        self.check(graph)
         # where programs are made nothing is measured for now
         self._sweeps.release()
         return Program(graph, self.lowering, self.threads if threads is None else checked_threads(threads))
 
 
+NOT_QUANTISED = (
+    f"the model has no product of 8-bit integers: the precision '{INT8}' is for models that are quantised already, by "
+    f"QuantizeLinear and DequantizeLinear around their products; quantise it first, or use '{FLOAT32}'"
+)
+
+
 def checked_precision(precision: str, isa: str) -> str:
     """`precision`, if it is one and a processor with these instructions computes in it."""
-    if precision not in (FLOAT32, BF16):
-        raise BackendError(f"the precision is '{FLOAT32}' or '{BF16}', not {precision!r}")
+    if precision not in (FLOAT32, BF16, INT8):
+        raise BackendError(f"the precision is '{FLOAT32}', '{BF16}' or '{INT8}', not {precision!r}")
+    if precision == INT8 and isa in SATURATING:
+        raise BackendUnavailable(
+            f"this processor has no instructions for products of 8-bit integers (oneDNN uses {isa}): use '{FLOAT32}'"
+        )
     if precision == BF16 and not any(name in isa for name in ("bf16", "fp16", "amx", "vnni_2")):
         raise BackendUnavailable(
             f"this processor has no instructions for products of bfloat16 (oneDNN uses {isa}): use '{FLOAT32}'"

@@ -432,6 +432,8 @@ class _Builder:
     def bind(self, task: _Task, base: int) -> list[tuple[Call, object]]:
         if task.recipe is None:
             return [(self.object_call(task, base), None)]
+        if any(lie is not None and lie not in self.home for lie in task.reads):
+            raise BackendError(f"{task.name} reads what no kernel makes")
         return task.recipe.bind(
             [self.address(lie, base) for lie in task.reads], [self.address(lie, base) for lie in task.writes],
             [base + region.root()[0].offset for region in task.scratch],

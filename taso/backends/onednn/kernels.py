@@ -21,6 +21,7 @@ from taso.backends.lowering import (
     BLOCKED,
     FLOAT32,
     IN_TURN,
+    INT8,
     LAST,
     PLAIN,
     Fusion,
@@ -29,7 +30,7 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import depth_first, quantized, winograd
+from taso.backends.onednn import depth_first, qdq_kernels, quantized, winograd
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc, row_major_strides
@@ -172,7 +173,7 @@ def design(
                     return designer.recipe
                 except Unimplemented as reason:
                     log.debug("in float32 after all: %s", reason)
-            designer = _Designer(kernel, layouts, supply, in_place)
+            designer = _Designer(kernel, layouts, supply, in_place, integer=precision == INT8)
             designer.run()
             return designer.recipe
         except Unimplemented as reason:
@@ -226,6 +227,8 @@ _LEAST_INNER = 16
 
 def ways(kernel: Kernel, precision: str) -> tuple[str, ...]:
     """Algorithms by which a kernel can be computed beside the usual one."""
+    if qdq_kernels.concerns(kernel):
+        return ()
     return ((FLOAT32,) if precision == BF16 and narrows(kernel) else ()) + winograd.algorithms(kernel)
 
 
@@ -251,6 +254,7 @@ class _Stem:
     later: tuple[EltwisePostOp, ...] = ()
     first: bool = True
     takes: Callable[[PostOp], bool] = lambda op: not isinstance(op, SumPostOp)
+    extra: Mapping[int, MemoryDesc] = field(default_factory=dict)
 
 
 @dataclass
@@ -268,6 +272,7 @@ class _Designer:
     supply: Supply
     in_place: int | None
     narrow: bool = False
+    integer: bool = False
     recipe: Recipe = field(default_factory=Recipe)
 
     # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────
@@ -325,7 +330,24 @@ class _Designer:
         """Descriptor of an operand that lies as `layout` says, or as good as."""
         if not layouts_alike(self.layouts, operand.type, operand.layout, layout):
             raise Unimplemented(f"an operand lies {operand.layout} and is needed {layout}")
-        return describe(operand.type.static_shape, layout, self.block)
+        return describe(operand.type.static_shape, layout, self.block, self.dtype(operand))
+
+    def dtype(self, operand: Operand) -> DataType:
+        return quantized.TYPES.get(operand.type.dtype, _F32)
+
+    def inner(self, kernel: Kernel, supply: Supply) -> Recipe:
+        """The recipe of a part of the kernel."""
+        return design(kernel, self.layouts, supply, precision=INT8 if self.integer else FLOAT32)
+
+    def fuse(
+        self, make: Callable[[Attributes], Primitive], arguments: Callable[[Primitive], dict[int, Place]],
+        frame: tuple[tuple[int, ...], str], followers: Sequence[Step], extra: Mapping[int, MemoryDesc],
+        finish: Callable[[], None] | None = None, posts: tuple[PostOp, ...] = (),
+    ) -> int | None:  # fmt: skip
+        """As `take`, of a product of integers, which adds to nothing in place."""
+        stem = _Stem(make, arguments, _Frame(*frame), finish=finish, posts=posts, post_places=(None,) * len(posts))
+        stem.extra, stem.first = extra, False
+        return self.take(stem, followers)
 
     # ── launches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -359,7 +381,7 @@ class _Designer:
                 places = (*stem.post_places, *(place for f in taken for place in f.places))
                 arguments = stem.arguments(primitive)
                 arguments.update({p.post_op_src(i): x for i, x in enumerate(places) if x is not None})
-                self.launch(primitive, arguments)
+                self.launch(primitive, arguments, stem.extra)
                 self.run_later(stem)
                 if stem.finish is not None:
                     stem.finish()
@@ -524,11 +546,13 @@ class _Designer:
     def run(self) -> None:
         if not self.kernel.steps:
             return self.relayout()
+        if self.integer and qdq_kernels.concerns(self.kernel):
+            return qdq_kernels.build(self)
         if self.kernel.chained:
             return self.in_bands()
         step, followers = self.kernel.steps[0], self.kernel.steps[1:]
         anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
-        if anchor is not None and self.floats(step):
+        if anchor is not None and (self.floats(step) or self.integer and step.op.name in ("MaxPool", "Transpose")):
             return anchor(self, step, followers)
         if step.op.has(Trait.ELEMENTWISE):
             return self.elementwise(step, followers)
@@ -546,9 +570,9 @@ class _Designer:
 
     def relayout(self) -> None:
         source, target = self.kernel.operands[0], self.out
-        if source.type.dtype is DType.FLOAT:
-            a = describe(source.type.static_shape, source.layout, self.block)
-            b = describe(target.type.static_shape, target.layout, self.block)
+        if source.type.dtype in quantized.TYPES:
+            a = describe(source.type.static_shape, source.layout, self.block, self.dtype(source))
+            b = describe(target.type.static_shape, target.layout, self.block, self.dtype(target))
             return self.reorder(a, self.place(0), b, Place(RESULT))
         block = self.block
         read = logical_spec(self.place(0), source.type, source.layout, block)
@@ -1033,8 +1057,9 @@ class _Designer:
         x = self.operand(step, 0)
         if x.type.rank < 2:
             return self.move(step)
-        source = describe(x.type.static_shape, PLAIN, 1).permute(permutation(x.type.rank, step.attrs))
-        self.reorder(source, self.place(self.index(step, 0)), MemoryDesc.plain(self.out_dims, _F32), Place(RESULT))
+        source = describe(x.type.static_shape, PLAIN, 1, self.dtype(x)).permute(permutation(x.type.rank, step.attrs))
+        target = MemoryDesc.plain(self.out_dims, self.dtype(self.out))
+        self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
 
     # ── element by element ───────────────────────────────────────────────────────────────────────────────────────
 

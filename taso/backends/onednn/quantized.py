@@ -26,10 +26,10 @@ from taso.backends.onednn.recipe import ArrayLaunch, Recipe, Supply
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType, TensorType
 
-_TYPES = {
+TYPES = {
     DType.UINT8: DataType.U8, DType.INT8: DataType.S8, DType.INT32: DataType.S32, DType.FLOAT: DataType.F32,
 }  # fmt: skip
-_SATURATING = ("default", "sse41", "avx", "avx2", "avx512_core")
+SATURATING = ("default", "sse41", "avx", "avx2", "avx512_core")
 """Instruction sets without VNNI: they add two products of 8 bits in 16."""
 Integers = NDArray[np.int32]
 
@@ -69,23 +69,25 @@ class _Positions:
 
 
 _INTEGER = _Positions(0, 1, 2, 3)
-_QLINEAR_MATMUL = _Positions(0, 3, 2, 5, 1, 4, 6, 7)
-_QLINEAR_CONV = _Positions(0, 3, 2, 5, 1, 4, 6, 7, 8)
+QLINEAR_MATMUL = _Positions(0, 3, 2, 5, 1, 4, 6, 7)
+QLINEAR_CONV = _Positions(0, 3, 2, 5, 1, 4, 6, 7, 8)
 
 
 def convolution(host: Host, step: Step) -> None:
     """ConvInteger and QLinearConv: data brought into the layout with channels last, and back."""
-    _Product(host, step, _QLINEAR_CONV if step.op.name == "QLinearConv" else _INTEGER).convolution()
+    Product(host, step, QLINEAR_CONV if step.op.name == "QLinearConv" else _INTEGER).convolution()
 
 
 def matmul(host: Host, step: Step) -> None:
     """MatMulInteger and QLinearMatMul."""
-    _Product(host, step, _QLINEAR_MATMUL if step.op.name == "QLinearMatMul" else _INTEGER).matmul()
+    Product(host, step, QLINEAR_MATMUL if step.op.name == "QLinearMatMul" else _INTEGER).matmul()
 
 
-class _Product:
+class Product:
+    """A product of integers in the making."""
+
     def __init__(self, host: Host, step: Step, at: _Positions) -> None:
-        if library().isa in _SATURATING:
+        if library().isa in SATURATING:
             raise Unimplemented("sums of 8-bit products may saturate on this processor")
         self.host, self.step, self.at = host, step, at
         self.x, self.w = host.operand(step, at.x), host.operand(step, at.w)
@@ -153,7 +155,7 @@ class _Product:
 
     def dtypes(self) -> tuple[DataType, DataType]:
         try:
-            return _TYPES[self.x.type.dtype], _TYPES[self.out.type.dtype]
+            return TYPES[self.x.type.dtype], TYPES[self.out.type.dtype]
         except KeyError as missing:
             raise Unimplemented(f"products of {missing.args[0].name}") from None
 
@@ -180,8 +182,9 @@ class _Product:
         index = self.host.index(self.step, self.at.w)
         zero = self.vector(self.at.w_zero, 0)
         # behind them oneDNN keeps their sums for data of int8 and for zero points of data, of which keys say nothing
-        sums = f"for {self.x.type.dtype.name}{' with a zero point' if self.zeros else ''}"
-        return self.host.constant(index, f"int8 less {zero.tolist()} {sums} as {wanted.key}", make)
+        shifted = any(argument == p.SRC for argument, _ in self.zeros)
+        sums = f"for {self.x.type.dtype.name}{' with a zero point' if shifted else ''}"
+        return self.host.constant(index, f"int8 less {zero.tolist()} {sums} from {plain.key} as {wanted.key}", make)
 
     # ── convolutions ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -289,7 +292,7 @@ def quantize(host: Host, step: Step) -> None:
 def dequantize(host: Host, step: Step) -> None:
     """DequantizeLinear of whole numbers to float32: (x − zero point) · scale."""
     x, out = host.operand(step, 0), host.kernel.results[0]
-    if x.type.dtype not in _TYPES or x.type.dtype is DType.FLOAT or out.type.dtype is not DType.FLOAT:
+    if x.type.dtype not in TYPES or x.type.dtype is DType.FLOAT or out.type.dtype is not DType.FLOAT:
         raise Unimplemented("other types than 8-bit and 32-bit whole numbers to float32")
     scale = _spread(host, step, 1, x.type, 1, np.float32)
     zero = _spread(host, step, 2, x.type, 0, np.int32)
@@ -325,4 +328,4 @@ ANCHORS: dict[str, Callable[[Host, Step], None]] = {
     "QuantizeLinear": quantize, "DequantizeLinear": dequantize,
 }  # fmt: skip
 
-__all__ = ["ANCHORS", "Host"]
+__all__ = ["ANCHORS", "QLINEAR_CONV", "QLINEAR_MATMUL", "SATURATING", "TYPES", "Host", "Product"]

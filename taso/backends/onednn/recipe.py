@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from taso.backends.base import Array
@@ -97,6 +97,29 @@ class Recipe:
             return (self.constants[place.index].address if own else table[place.kind][place.index]) + place.offset
 
         return [launch.bind(address) for launch in self.launches]
+
+    def embed(self, other: Recipe, operands: Sequence[Place], results: Sequence[Place]) -> None:
+        """Adds what another recipe launches, whose operands and results are these places of this one."""
+        scratch, constants = len(self.scratch), len(self.constants)
+
+        def moved(place: Place) -> Place:
+            if place.kind in (SCRATCH, CONSTANT):
+                return replace(place, index=place.index + (scratch if place.kind == SCRATCH else constants))
+            home = (operands if place.kind == OPERAND else results)[place.index]
+            return replace(home, offset=home.offset + place.offset)
+
+        self.scratch += other.scratch
+        self.constants += other.constants
+        for launch in other.launches:
+            if isinstance(launch, PrimitiveLaunch):
+                given = {number: moved(place) for number, place in launch.arguments.items()}
+                self.launches.append(replace(launch, arguments=given))
+            else:
+                read, made = (
+                    tuple(replace(spec, place=moved(spec.place)) for spec in specs)
+                    for specs in (launch.inputs, launch.outputs)
+                )
+                self.launches.append(replace(launch, inputs=read, outputs=made))
 
     def add_scratch(self, size: int) -> Place:
         self.scratch.append(size)
