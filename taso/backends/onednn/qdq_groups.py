@@ -37,8 +37,8 @@ OF_INTEGERS = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinear
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 UNARY = frozenset(
     {
-        "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Clip",
-        "HardSigmoid", "Softplus", "Neg",
+        "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Abs", "Elu", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish",
+        "Clip", "HardSigmoid", "Softplus", "Neg",
     }
 )  # fmt: skip
 BINARY = frozenset({"Add", "Mul"})
