@@ -104,7 +104,8 @@ def _computable(value: Value) -> bool:
 
 
 def _worth_folding(value: Value, made_of: int, slack: int, node: Node) -> bool:
-    if not value.type.static:
+    # quantised weights are kept as integers: runtimes multiply those
+    if not value.type.static or node.op.name == "DequantizeLinear" and not node.op.domain:
         return False
     # what rules made and ONNX cannot write must be folded whatever its size
     return node.op.internal or value.type.nbytes <= made_of + slack

@@ -459,6 +459,26 @@ def test_whatever_is_rewritten_the_numbers_stay(
     assert off.max() < 2.01 and np.mean(off > 0.01) < 0.15
 
 
+def test_a_rewrite_elsewhere_leaves_weights_as_the_integers_that_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASO_CACHE_DIR", str(tmp_path))
+    b = Builder()
+    y = b.node("Conv", b.around("x", -3, 4), b.weights(8, 8, 3, 3), pads=[1, 1, 1, 1])
+    y = b.around(b.node("Relu", b.node("Relu", y)), 0, 4)
+    proto = b.model([("x", (1, 8, 9, 9))], [y])
+    for precision in ("float32", INT8):
+        best = taso.optimize(
+            taso.load(proto), budget=5, backend="onednn", threads=1, precision=precision, never_slower=False,
+            rules="Relu(Relu(x)) => Relu(x)",
+        )  # fmt: skip
+        assert best.report is not None and len(best.report.rewrites) == 1
+        (conv,) = [n for n in taso.export_onnx(best).graph.node if n.op_type == "Conv"]
+        (made,) = [n for n in taso.export_onnx(best).graph.node if conv.input[1] in n.output]
+        held = {t.name: t.data_type for t in taso.export_onnx(best).graph.initializer}
+        assert made.op_type == "DequantizeLinear" and held[made.input[0]] == TensorProto.INT8
+
+
 def test_a_planned_cost_is_below_that_of_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASO_CACHE_DIR", str(tmp_path))
     b = Builder()
