@@ -163,8 +163,9 @@ def element_wise() -> Iterable[Trial]:
         yield one("BitwiseNot", [SHAPE], dtype, kind="any")
     for dtype in (F32, F64, F16):
         yield one("Mod", [SHAPE, SHAPE], dtype, given={1: rng_of("mod").uniform(0.3, 2, SHAPE)}, fmod=1)
-    for dtype in UNSIGNED:
-        shifts = rng_of("shift").integers(0, 8 * dtype.itemsize + 2, SHAPE)
+        yield one("Mod", [SHAPE, SHAPE], dtype, given={1: rng_of("mod").uniform(-2, -0.3, SHAPE)})
+    for dtype in INTEGER:
+        shifts = rng_of("shift").integers(0 if dtype in UNSIGNED else -2, 8 * dtype.itemsize + 2, SHAPE)
         for direction in ("LEFT", "RIGHT"):
             yield one("BitShift", [SHAPE, SHAPE], dtype, kind="any", given={1: shifts}, direction=direction)
     for dtype in (F32, DType.INT64, F16, BOOL, DType.UINT8):
@@ -661,6 +662,7 @@ def orders() -> Iterable[Trial]:
     yield one("TopK", [(4, 300)], k=300)
     yield one("TopK", [(4, 30)], k=0)
     yield one("BitCast", [(4, 30)], to=DType.INT32)
+    yield one("BitCast", [(4, 30)], BOOL, to=DType.UINT8)
     yield one("BitCast", [(4, 30)], DType.UINT16, kind="any", to=DType.INT16)
     yield from rotations()
 

@@ -377,7 +377,7 @@ def bit_cast(kernel: Kernel) -> Sourced | None:
     """The same bits: read as elements of the result's type."""
     operand, result = kernel.operands[_data(kernel)], kernel.results[0]
     made = kernel.steps[0].attrs.dtype("to")
-    if made not in HELD or DType.BOOL in (made, operand.type.dtype) or len(kernel.steps) > 1:
+    if made not in HELD or made is DType.BOOL or len(kernel.steps) > 1:
         return None
     loops = Loops.of(result)
     read = Access(Place(OPERAND, _data(kernel)), made, loops.strides(operand_strides(operand)))

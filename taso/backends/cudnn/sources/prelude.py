@@ -110,6 +110,11 @@ template <int V, typename T> DEVICE bool aligned(const T* p) {
     DEVICE T size_of(T a) { return f##abs##g(a); } \
     DEVICE T sign_of(T a) { return a > 0 ? (T)1 : a < 0 ? (T)-1 : a; } \
     DEVICE T remainder_of(T a, T b) { return f##mod##g(a, b); } \
+    DEVICE T modulo(T a, T b) { \
+        const T r = remainder_of(a, b); \
+        if (r == 0 && b != 0) return b < 0 ? -(T)0 : (T)0; \
+        return r != 0 && (r < 0) != (b < 0) ? r + b : r; \
+    } \
     DEVICE bool is_nan(T a) { return a != a; }
 OF_FLOATS(float, f, f)
 OF_FLOATS(double, f, )
@@ -158,7 +163,7 @@ DEVICE double power(double x, double y) { return pow(x, y); }
         return r != (T)0 && (r < (T)0) != (b < (T)0) ? add(r, b) : r; \
     } \
     DEVICE T shifted_left(T a, T b) { return (u64)b >= sizeof(T) * 8 ? (T)0 : (T)((U)a << b); } \
-    DEVICE T shifted_right(T a, T b) { return (u64)b >= sizeof(T) * 8 ? (T)0 : (T)(a >> b); } \
+    DEVICE T shifted_right(T a, T b) { return (u64)b >= sizeof(T) * 8 ? (T)(a < (T)0 ? -1 : 0) : (T)(a >> b); } \
     DEVICE bool is_nan(T a) { return false; }
 OF_INTEGERS(i8, u32)
 OF_INTEGERS(u8, u32)

@@ -207,7 +207,7 @@ _TABLE: dict[str, tuple[Emit, frozenset[DType]]] = {
     "BitwiseOr": (_format("(({T})({0} | {1}))"), INTEGER),
     "BitwiseXor": (_format("(({T})({0} ^ {1}))"), INTEGER),
     "BitwiseNot": (_format("(({T})~{0})"), INTEGER),
-    "BitShift": (_shift, UNSIGNED),
+    "BitShift": (_shift, INTEGER),
     "IsNaN": (_format("is_nan({0})"), REAL),
     "IsInf": (_is_inf, REAL),
     **{
@@ -239,9 +239,9 @@ def _where(names: Sequence[str], dtypes: Sequence[DType], result: DType, attrs: 
 
 
 def _mod(names: Sequence[str], dtypes: Sequence[DType], result: DType, attrs: Attrs) -> str | None:
-    """Floats keep the sign of the dividend (fmod = 1, the only way that ONNX allows for them)."""
+    """What is left has the sign of the dividend where `fmod` is set, else that of the divisor."""
     x, y = names
-    if dtypes[0] is not dtypes[1] or dtypes[0] not in NUMBER or dtypes[0] in REAL and not attrs.int("fmod"):
+    if dtypes[0] is not dtypes[1] or dtypes[0] not in NUMBER:
         return None
     return f"{'remainder_of' if attrs.int('fmod') else 'modulo'}({x}, {y})"
 
