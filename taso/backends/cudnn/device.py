@@ -448,6 +448,8 @@ class CudaDevice:
         return self._cuda.get_current_stream().ptr
 
     def replayed(self, calls: Sequence[Call]) -> Call:
+        # what was asked for on the caller's stream (zeros, weights) is no other stream's to wait for
+        self.finish()
         with self._private:
             # once as they are: what is loaded or compiled at a first launch must not be captured
             for call in calls:

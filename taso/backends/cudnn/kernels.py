@@ -23,10 +23,23 @@ from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch,
 from taso.backends.cudnn.moves import moves
 from taso.backends.cudnn.sketch import Constant, WeightTooLarge, laid_out
 from taso.backends.cudnn.sources.kernels import sourced
-from taso.backends.cudnn.sources.launches import Sourced
+from taso.backends.cudnn.sources.launches import Sourced, SourceLaunch
+from taso.backends.cudnn.sources.winograd import TiledConvolution, tiled_convolution
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import FLOAT32, PLAIN, Kernel
-from taso.backends.places import OPERAND, RESULT, Block, Place, logical_spec, plain_spec, tensor_bytes
+from taso.backends.onednn.winograd import transformed_filter
+from taso.backends.places import (
+    OPERAND,
+    RESULT,
+    SCRATCH,
+    ArraySpec,
+    Block,
+    Place,
+    logical_spec,
+    plain_spec,
+    row_major_strides,
+    tensor_bytes,
+)  # fmt: skip
 from taso.backends.recipe import BY_DEFINITION, NotInPlace, Recipe, Supply
 from taso.graph.errors import BackendError
 from taso.graph.types import DType
@@ -38,6 +51,11 @@ KERNEL_FORMAT = 1
 
 OURS, BY_CUDNN, CUBLAS = "ours", "cudnn", "cublas"
 """Ways to compute a kernel beside the usual one: by kernels of ours alone; by cuDNN; its matrix product by cuBLAS."""
+
+_TILES = {"winograd 2x2": (2, 2), "winograd 4x4": (4, 4)}
+"""Algorithms that compute 3×3 convolutions in tiles of so many outputs: transforms of ours, the products by cuBLAS."""
+_LEAST_CHANNELS = 16
+"""Channels below which the products of tiles are too small to pay."""
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 _WINDOWS = frozenset({"MaxPool", "AveragePool"})
@@ -84,6 +102,8 @@ def _tried(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
         return (*ours, _Designer.cublas)
     if kernel.algorithm == CUBLAS:
         return (_Designer.cublas, _Designer.cudnn, *ours)
+    if kernel.algorithm in _TILES:
+        return (_Designer.tiled, _Designer.cudnn, *ours)
     first = kernel.algorithm == BY_CUDNN or kernel.algorithm != OURS and _is_cudnns(kernel)
     return (_Designer.cudnn, *ours) if first else (*ours, _Designer.cudnn)
 
@@ -102,6 +122,8 @@ def ways(kernel: Kernel, precision: str) -> tuple[str, ...]:
     found = []
     if precision == FLOAT32 and _multiplied(kernel) is not None:
         found.append(CUBLAS)
+    if precision == FLOAT32 and _may_be_tiled(kernel):
+        found += _TILES
     if described and sourced(kernel) is not None:
         found.append(OURS if _is_cudnns(kernel) else BY_CUDNN)
     return tuple(found)
@@ -131,6 +153,18 @@ def rest_of(kernel: Kernel, count: int) -> tuple[Kernel, tuple[int | None, ...]]
     between = kernel.results[0]
     operands = tuple(between if i is None else kernel.operands[i] for i in found)
     return Kernel(operands, tuple(taken), kernel.results), tuple(found)
+
+
+def _may_be_tiled(kernel: Kernel) -> bool:
+    """Whether a kernel begins with a convolution that pays in tiles, perhaps, of a filter that can be transformed."""
+    step = kernel.anchor
+    index = step.inputs[1] if step is not None and step.op.name == "Conv" and not step.op.domain else None
+    if index is None or not kernel.operands[index].constant:
+        return False
+    shape = kernel.operands[index].type.static_shape
+    if shape[2:] != (3, 3) or min(shape[:2]) < _LEAST_CHANNELS:
+        return False
+    return tiled_convolution(kernel, 2, 2, Place(SCRATCH, 0), Place(SCRATCH, 1)) is not None
 
 
 def _multiplied(kernel: Kernel) -> Kernel | None:
@@ -201,6 +235,47 @@ class _Designer:
         self.recipe.launches.insert(0, ProductLaunch(f"cublas:{self.name}", self.device, inputs, target))
         return True
 
+    def tiled(self) -> bool:
+        """A convolution in tiles: their transform, a batch of matrix products, and the transform of the outputs."""
+        found = tiled_convolution(
+            self.kernel, *_TILES[self.kernel.algorithm], Place(SCRATCH, 0), Place(SCRATCH, 1)
+        )  # fmt: skip
+        if found is None or not self.device.compiles:
+            return False
+        data, products = (
+            self.recipe.add_scratch(4 * found.positions * found.tiles * n) for n in (found.channels, found.filters)
+        )
+        filters = self.filters(found)
+        # (positions, tiles, channels) · (positions, channels, filters), or both turned
+        sides = [(data, (found.tiles, found.channels)), (filters, (found.channels, found.filters))]
+        inputs = [
+            _floats(place, (found.positions, *(size if found.last else reversed(size)))) for place, size in sides
+        ]
+        outer = (found.tiles, found.filters) if found.last else (found.filters, found.tiles)
+        operands = [self.place(i) for i in range(len(self.kernel.operands))]
+        self.source(found.data, operands, (data, products))
+        self.recipe.launches.append(
+            ProductLaunch(
+                f"cublas:{self.name}", self.device, tuple(inputs if found.last else reversed(inputs)),
+                _floats(products, (found.positions, *outer)),
+            )
+        )  # fmt: skip
+        self.source(found.outputs, operands, (data, products))
+        return True
+
+    def filters(self, found: TiledConvolution) -> Place:
+        """The place of the transformed filters."""
+        index = self.kernel.steps[0].inputs[1]
+        if index is None or not self.kernel.operands[index].constant:
+            raise BackendError("filters that are no constants are not transformed")
+
+        def make(array: Array) -> Block:
+            whole = transformed_filter(array, found.rows, found.columns)
+            return self.device.lay_out(whole if found.last else whole.transpose(0, 2, 1))
+
+        label = f"{self.device.label} {self.kernel.algorithm} {'last' if found.last else 'plain'}"
+        return self.recipe.add_constant(self.supply.keep(index, label, make))
+
     def behind(self, count: int) -> Place:
         """Launches kernels of ours for the steps behind the first `count`; gives the place of what these make."""
         if count == len(self.kernel.steps):
@@ -257,14 +332,17 @@ class _Designer:
         """Launches kernels of ours on operands at these places."""
         scratch = [self.recipe.add_scratch(size) for size in found.scratch]
         for launch in found.launches:
-            arguments = tuple(
-                _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) else a for a in launch.arguments
-            )
-            source = launch.source
-            function = self.device.function(source.code, source.entry)
-            self.recipe.launches.append(
-                KernelLaunch(source.name, function, launch.grid, launch.block, launch.shared, arguments)
-            )
+            self.source(launch, operands, scratch)
+
+    def source(self, launch: SourceLaunch, operands: Sequence[Place], scratch: Sequence[Place]) -> None:
+        """Launches a kernel of ours."""
+        arguments = tuple(
+            _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) else a for a in launch.arguments
+        )
+        function = self.device.function(launch.source.code, launch.source.entry)
+        self.recipe.launches.append(
+            KernelLaunch(launch.source.name, function, launch.grid, launch.block, launch.shared, arguments)
+        )
 
     def evaluate(self) -> None:
         """All steps by their definitions, on the host."""
@@ -282,6 +360,12 @@ class _Designer:
         inputs = tuple(logical_spec(self.place(i), o.type, o.layout, 1) for i, o in enumerate(operands))
         outs = tuple(logical_spec(Place(RESULT, i), r.type, r.layout, 1) for i, r in enumerate(results))
         self.recipe.launches.append(HostLaunch(f"{BY_DEFINITION}{self.name}", self.device, whole, inputs, outs))
+
+
+def _floats(place: Place, shape: Sequence[int]) -> ArraySpec:
+    """A plain array of float32 numbers."""
+    strides = tuple(4 * s for s in row_major_strides(shape))
+    return ArraySpec(place, np.dtype(np.float32), tuple(shape), strides)
 
 
 def _settled(place: Place, operands: Sequence[Place], result: Place, scratch: Sequence[Place]) -> Place:

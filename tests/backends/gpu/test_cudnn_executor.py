@@ -13,7 +13,7 @@ from test_onednn_executor import ROWS, TOLERANCE, Build, check, feeds_for, worst
 import taso
 from taso.backends.cudnn.backend import CudnnBackend
 from taso.backends.cudnn.executor import DeviceProgram, Program
-from taso.backends.lowering import LAST, Choices, lower, structure
+from taso.backends.lowering import LAST, PLAIN, Choices, lower, structure
 from taso.graph.errors import TasoError
 from taso.graph.evaluate import evaluate_graph
 from taso.graph.graph import Graph, Value
@@ -170,7 +170,8 @@ def test_every_way_to_compute_a_kernel_gives_the_same(backend: CudnnBackend) -> 
     b = Build()
     x = b.op("Softmax", b.op("MatMul", b.input(4, 8), b.weight(8, 8)))
     y = b.op("MaxPool", b.input(1, 4, 6, 6), kernel_shape=(2, 2))
-    graph = b.outputs(b.op("Relu", b.op("Add", b.op("MatMul", x, b.weight(8, 6)), b.weight(6))), y)
+    z = b.op("Relu", b.op("Add", b.conv(b.input(1, 16, 9, 7), 24, 3), b.input(1, 24, 9, 7)))
+    graph = b.outputs(b.op("Relu", b.op("Add", b.op("MatMul", x, b.weight(8, 6)), b.weight(6))), y, z)
     feeds = feeds_for(graph)
     wanted = evaluate_graph(graph, feeds, wide=True)
     place = {node: i for i, node in enumerate(graph.nodes)}
@@ -181,7 +182,22 @@ def test_every_way_to_compute_a_kernel_gives_the_same(backend: CudnnBackend) -> 
             graph.plans["cudnn"] = Choices(structure(graph), algorithms={place[anchor]: way})
             assert worst(backend.compile(graph)(feeds), wanted) <= TOLERANCE, way
             tried.add((anchor.op.name, way))
-    assert {("MatMul", "cublas"), ("Softmax", "cudnn"), ("MaxPool", "ours")} <= tried
+    assert {("MatMul", "cublas"), ("Softmax", "cudnn"), ("MaxPool", "ours"), ("Conv", "winograd 4x4")} <= tried
+
+
+@pytest.mark.parametrize("layout", [PLAIN, LAST])
+@pytest.mark.parametrize("way", ["winograd 2x2", "winograd 4x4"])
+def test_convolutions_in_tiles_are_transforms_and_products(way: str, layout: str, backend: CudnnBackend) -> None:
+    if not backend.device.compiles:
+        pytest.skip("there is no C++ compiler here")
+    b = Build()
+    graph = b.outputs(b.op("Relu", b.conv(b.input(2, 16, 9, 7), 24, 3)))
+    found = {n.op.name: i for i, n in enumerate(graph.nodes)}
+    layouts = {(found["Conv"], 0): layout, (found["Relu"], 0): layout}
+    graph.plans["cudnn"] = Choices(structure(graph), layouts, algorithms={found["Conv"]: way})
+    program = check(graph)
+    # two transforms and the products between them; a change of layout on either side
+    assert program.kernels == (3 if layout == PLAIN else 5)
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────
