@@ -97,6 +97,14 @@ def unbiased(kernel: Kernel) -> Kernel | None:
     return replace(kernel, operands=operands, steps=(replace(first, inputs=first.inputs[:2]), add, *rest))
 
 
+def with_addition(kernel: Kernel, index: int) -> Kernel:
+    """The kernel with what its Gemm adds, operand number `index`, as a step behind the product."""
+    add = Step(REGISTRY["Add"], REGISTRY["Add"].complete({}), (-1, index))
+    first = kernel.steps[0]
+    rest = (_later(step) for step in kernel.steps[1:])
+    return replace(kernel, steps=(replace(first, inputs=first.inputs[:2]), add, *rest))
+
+
 def _later(step: Step) -> Step:
     """A step with one more before it."""
     return replace(step, inputs=tuple(i - 1 if i is not None and i < 0 else i for i in step.inputs))
@@ -164,4 +172,4 @@ def _adds_whole(s: Sketch, stem: Stem, step: Step) -> bool:
     return s.kernel.operands[operands[0]].type.shape == s.out.type.shape
 
 
-__all__ = ["OPERATORS", "CudnnLaunch", "attempts", "described", "unbiased", "without_epilogue"]
+__all__ = ["OPERATORS", "CudnnLaunch", "attempts", "described", "unbiased", "with_addition", "without_epilogue"]

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from taso.backends.base import Array
-from taso.backends.cudnn.describing import CudnnLaunch, attempts
+from taso.backends.cudnn.describing import CudnnLaunch, attempts, unbiased, with_addition
 from taso.backends.cudnn.description import Tensor
 from taso.backends.cudnn.device import Device
 from taso.backends.cudnn.frontend import DeviceMemoryFull, GraphUnsupported
@@ -105,7 +105,8 @@ def _tried(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
     if kernel.algorithm in _TILES:
         return (_Designer.tiled, _Designer.cudnn, *ours)
     first = kernel.algorithm == BY_CUDNN or kernel.algorithm != OURS and _is_cudnns(kernel)
-    return (_Designer.cudnn, *ours) if first else (*ours, _Designer.cudnn)
+    # cuDNN plans no products of float32 matrices without TF32
+    return (_Designer.cudnn, _Designer.cublas, *ours) if first else (*ours, _Designer.cudnn, _Designer.cublas)
 
 
 def _is_cudnns(kernel: Kernel) -> bool:
@@ -167,18 +168,34 @@ def _may_be_tiled(kernel: Kernel) -> bool:
     return tiled_convolution(kernel, 2, 2, Place(SCRATCH, 0), Place(SCRATCH, 1)) is not None
 
 
-def _multiplied(kernel: Kernel) -> Kernel | None:
-    """The matrix product of two plain float32 tensors that a kernel begins with; None where it begins with none."""
+@dataclass(frozen=True)
+class _Product:
+    """A kernel whose first step is a product of two plain float32 tensors, and which of these is read turned."""
+
+    kernel: Kernel
+    turned: tuple[bool, bool]
+
+
+def _multiplied(kernel: Kernel) -> _Product | None:
+    """The kernel as one that begins with a matrix product, with what a Gemm adds as a step; None where it is not."""
     step = kernel.anchor
-    if step is None or step.op.name != "MatMul" or step.op.domain or len(kernel.results) != 1:
+    if step is None or step.op.name not in ("MatMul", "Gemm") or step.op.domain or len(kernel.results) != 1:
         return None
+    turned = (False, False)
+    if step.op.name == "Gemm":
+        added = step.inputs[2] if len(step.inputs) > 2 else None
+        if step.attrs.float("alpha") != 1 or added is not None and step.attrs.float("beta") != 1:
+            return None
+        turned = (step.attrs.int("transA") != 0, step.attrs.int("transB") != 0)
+        kernel = kernel if added is None else with_addition(kernel, added)
+        step = kernel.steps[0]
     given = [kernel.operands[i] if i is not None and i >= 0 else None for i in step.inputs]
     held = [o for o in given if o is not None and o.type.dtype is DType.FLOAT and o.type.rank > 1]
     whole = [o for o in held if o.layout == PLAIN]
     if len(whole) != 2 or kernel.results[0].layout != PLAIN:
         return None
     made = step.op.types_of([o.type for o in whole], step.attrs)
-    return replace(kernel, steps=(step,)) if made[0] == kernel.results[0].type else None
+    return _Product(kernel, turned) if made[0] == kernel.results[0].type else None
 
 
 # ── one kernel ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,6 +231,9 @@ class _Designer:
 
     def cudnn(self) -> bool:
         """As many steps as cuDNN has a plan for in one graph, the rest by a kernel of ours behind it."""
+        return self.planned() or self.planned_without_bias()
+
+    def planned(self) -> bool:
         for precision in dict.fromkeys((self.precision, FLOAT32)):
             for found, left in attempts(self.kernel, precision):
                 try:
@@ -223,14 +243,24 @@ class _Designer:
                     self.recipe, self.constants = Recipe(), {}
         return False
 
+    def planned_without_bias(self) -> bool:
+        """Of some convolutions cuDNN has a plan with nothing added alone: their bias is a step behind them, then."""
+        kernel = unbiased(self.kernel)
+        if kernel is None:
+            return False
+        self.kernel = kernel
+        return self.planned()
+
     def cublas(self) -> bool:
         """The matrix product by cuBLAS, the rest by a kernel of ours."""
-        alone = _multiplied(self.kernel)
-        if alone is None:
+        found = _multiplied(self.kernel)
+        if found is None:
             return False
+        self.kernel = found.kernel
         between = self.behind(1)
-        indices = [i for i in alone.steps[0].inputs if i is not None]
-        inputs = tuple(plain_spec(self.place(i), self.kernel.operands[i].type) for i in indices)
+        indices = [i for i in self.kernel.steps[0].inputs if i is not None]
+        given = (plain_spec(self.place(i), self.kernel.operands[i].type) for i in indices)
+        inputs = tuple(_turned(spec) if turned else spec for spec, turned in zip(given, found.turned, strict=True))
         target = plain_spec(between, self.kernel.results[0].type)
         self.recipe.launches.insert(0, ProductLaunch(f"cublas:{self.name}", self.device, inputs, target))
         return True
@@ -366,6 +396,11 @@ def _floats(place: Place, shape: Sequence[int]) -> ArraySpec:
     """A plain array of float32 numbers."""
     strides = tuple(4 * s for s in row_major_strides(shape))
     return ArraySpec(place, np.dtype(np.float32), tuple(shape), strides)
+
+
+def _turned(spec: ArraySpec) -> ArraySpec:
+    """A matrix read with its axes exchanged."""
+    return replace(spec, shape=spec.shape[::-1], strides=spec.strides[::-1])
 
 
 def _settled(place: Place, operands: Sequence[Place], result: Place, scratch: Sequence[Place]) -> Place:

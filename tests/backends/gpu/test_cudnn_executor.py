@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 import test_onednn_executor as others
-from hosts import gpu_missing, host_backend
+from hosted import compiler
+from hosts import gpu_missing, host_backend, kernels
 from test_onednn_executor import ROWS, TOLERANCE, Build, check, feeds_for, worst
 
 import taso
 from taso.backends.cudnn.backend import CudnnBackend
+from taso.backends.cudnn.description import Description
+from taso.backends.cudnn.device import Planned
 from taso.backends.cudnn.executor import DeviceProgram, Program
+from taso.backends.cudnn.frontend import GraphUnsupported
+from taso.backends.cudnn.host import HostDevice
 from taso.backends.lowering import LAST, PLAIN, Choices, lower, structure
 from taso.graph.errors import TasoError
 from taso.graph.evaluate import evaluate_graph
@@ -198,6 +203,44 @@ def test_convolutions_in_tiles_are_transforms_and_products(way: str, layout: str
     program = check(graph)
     # two transforms and the products between them; a change of layout on either side
     assert program.kernels == (3 if layout == PLAIN else 5)
+
+
+class Refusing(HostDevice):
+    """A device with no plans for what cuDNN 9.28 has none for in float32: products of matrices (`test_planning.py`),
+    pools, reductions, and transposed convolutions with anything behind them."""
+
+    def plan(self, description: Description) -> Planned:
+        kinds = [operation.kind for operation in description.operations]
+        if {"matmul", "resample", "reduction"} & set(kinds) or "conv_dgrad" in kinds and len(kinds) > 1:
+            raise GraphUnsupported(f"no plan for {kinds}")
+        return super().plan(description)
+
+
+def refused() -> CudnnBackend:
+    return CudnnBackend(device=Refusing(kernels() if compiler() else None))
+
+
+PRODUCTS = {
+    "MatMul": lambda b: b.op("Relu", b.op("Add", b.op("MatMul", b.input(2, 5, 6), b.weight(6, 7)), b.weight(7))),
+    "MatMul of two": lambda b: b.op("MatMul", b.input(2, 3, 5, 6), b.input(2, 3, 6, 4)),
+    "MatMul with broadcasting": lambda b: b.op("MatMul", b.input(2, 3, 5, 6), b.input(3, 6, 4)),
+    "Gemm": lambda b: b.op("Relu", b.op("Gemm", b.input(5, 6), b.weight(6, 7), b.weight(7))),
+    "Gemm turned": lambda b: b.op("Gemm", b.input(6, 5), b.weight(7, 6), b.weight(5, 7), transA=1, transB=1),
+    "Gemm alone": lambda b: b.op("Sigmoid", b.op("Gemm", b.input(5, 6), b.weight(7, 6), transB=1)),
+    "ConvTranspose": lambda b: b.op(
+        "Relu", b.op("ConvTranspose", b.input(1, 4, 5, 5), b.weight(4, 6, 3, 3), b.weight(6), strides=(2, 2))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not compiler(), reason="there is no C++ compiler here")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_what_cudnn_has_no_plan_for_stays_on_the_device(name: str) -> None:
+    b = Build()
+    graph = b.outputs(PRODUCTS[name](b))
+    program = refused().compile(graph)
+    assert {how for _, how in program.operators} == {"own"}
+    assert worst(program(feeds_for(graph)), evaluate_graph(graph, feeds_for(graph), wide=True)) <= TOLERANCE
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────
