@@ -45,8 +45,9 @@ struct Thread {
     bool over;
 };
 
-static std::vector<Thread> threads(MOST);
-static std::vector<char> stacks(STACK * MOST);
+// of the launch that runs: every library has these names for itself, and a process loads many libraries
+static std::vector<Thread> threads;
+static char* stacks;
 static ucontext_t scheduler;
 static unsigned current, count;
 static unsigned char slots[MOST][16];
@@ -146,11 +147,19 @@ static int launch(void (*kernel)(A...), void** values, const unsigned* geometry,
     gridDim = {geometry[0], geometry[1], geometry[2]};
     blockDim = {geometry[3], geometry[4], geometry[5]};
     count = blockDim.x * blockDim.y * blockDim.z;
+    if (switched) {
+        threads.resize(count);
+        stacks = static_cast<char*>(std::malloc(STACK * count));
+    }
     const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
     for (unsigned b = 0; b < blocks && !stuck; ++b) {
         const unsigned number = backwards ? blocks - 1 - b : b;
         blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
         run_block(switched);
+    }
+    if (switched) {
+        std::vector<Thread>().swap(threads);
+        std::free(stacks);
     }
     return stuck;
 }
