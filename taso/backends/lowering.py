@@ -633,7 +633,8 @@ def is_view(kernel: Kernel) -> bool:
     if step.op.name == "Transpose":
         return _is_turned(step.attrs, operand, result)
     if step.op.name == "Split":
-        return _stretches(operand, step.attrs.int("axis") % operand.type.rank)
+        # the parts lie in their own layout; that of the whole may be another name for its bytes, and not for theirs
+        return _stretches(replace(operand, layout=result.layout), step.attrs.int("axis") % operand.type.rank)
     if step.op.name == "Slice":
         return operand.layout == PLAIN and _is_stretch(operand.type, step.attrs)
     if step.op.name == "Concat":

@@ -261,3 +261,18 @@ def test_backends_of_other_layouts_have_their_transposes_as_they_were() -> None:
     (job,) = lower(graph, Lowering(Layouts(16))).jobs
     assert [r.layout for r in job.kernel.results] == [PLAIN] and not is_view(job.kernel)
     assert LAST not in {o.layout for o in job.kernel.operands}
+
+
+@needs_library
+def test_a_whole_whose_layout_has_two_names_is_parted_by_that_of_its_parts() -> None:
+    # sixteen channels lie in a block as they do channels-last, and eight of them do not
+    b = Build()
+    block = OneDNNBackend(1).lowering.layouts.block
+    x = b("Conv", b.input(1, 16, 4, 4), b.weight(block, 16, 1, 1))
+    one, two = b.graph.make(REGISTRY["Split"], [x], {"axis": 1, "split": (block // 2, block // 2)}).outputs
+    graph = b.done(b("Relu", one), b("Relu", two))
+    places = {n.op.name: i for i, n in enumerate(graph.nodes)}
+    for other in (PLAIN, LAST):
+        parts = {(places["Split"], 0): other, (places["Split"], 1): other}
+        graph.plans["onednn"] = Choices(structure(graph), {(places["Conv"], 0): BLOCKED, **parts})
+        check(b, graph, 1e-5)

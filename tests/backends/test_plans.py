@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from searching import FUZZ, SEEDS, random_graph, random_inputs
 
 import taso
@@ -54,6 +54,8 @@ def kernels(graph: Graph) -> list[tuple[Kernel, list[str]]]:
 def test_a_graph_that_comes_out_of_a_file_runs_by_the_plan_that_it_went_in_with(seed: int) -> None:
     # an output that is another's value, too, is an Identity in a file and a node after that
     graph = taso.load(taso.export_onnx(taso.load(taso.export_onnx(random_graph(random.Random(seed))))))
+    # interning makes one of two Identities of a value, and a file has one more for the second name
+    assume(len({value for _, value in graph.outputs}) == len(graph.outputs))
     assert not graph.plans
     bare = [k for k, _ in kernels(graph)]
     graph.plans["here"] = drawn(graph, seed)

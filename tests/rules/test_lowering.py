@@ -168,6 +168,9 @@ PRIMITIVES = {
     "ReduceMean": {"dnnl_reduction_mean"}, "ReduceMax": {"dnnl_reduction_max"}, "ReduceMin": {"dnnl_reduction_min"},
     "BatchNormalization": {"dnnl_binary_mul", "dnnl_binary_add"}, "Softmax": {"dnnl_softmax"},
     "LogSoftmax": {"dnnl_logsoftmax"}, "LayerNormalization": {"dnnl_layer_normalization"},
+    **dict.fromkeys(("InstanceNormalization", "GroupNormalization"),
+                    {"dnnl_layer_normalization", "dnnl_binary_mul", "dnnl_binary_add"}),
+    "RMSNormalization": {"dnnl_eltwise_square", "dnnl_reduction_mean", "dnnl_eltwise_pow", "dnnl_binary_mul"},
     "LRN": {"dnnl_lrn_across_channels"}, "Concat": {"dnnl_concat"}, "Split": {"dnnl_reorder"},
     "Slice": {"dnnl_reorder"}, "Transpose": {"dnnl_reorder"},
 }  # fmt: skip

@@ -1032,11 +1032,12 @@ class _Designer:
     def split(self, step: Step, followers: Sequence[Step]) -> None:
         x = self.operand(step, 0)
         axis, start = step.attrs.int("axis") % x.type.rank, 0
-        whole = describe(x.type.static_shape, x.layout, self.block)
+        layout = self.out.layout
+        whole = self.lies(x, layout)
         for number, part in enumerate(self.kernel.results):
             offsets = [start if a == axis else 0 for a in range(x.type.rank)]
             source = whole.submemory(part.type.static_shape, offsets)
-            self.reorder(source, self.place(self.index(step, 0)), self.lies(part, x.layout), Place(RESULT, number))
+            self.reorder(source, self.place(self.index(step, 0)), self.lies(part, layout), Place(RESULT, number))
             start += part.type.static_shape[axis]
 
     def slice(self, step: Step, followers: Sequence[Step]) -> None:

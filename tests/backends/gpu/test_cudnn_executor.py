@@ -206,7 +206,7 @@ def test_convolutions_in_tiles_are_transforms_and_products(way: str, layout: str
 
 
 class Refusing(HostDevice):
-    """A device with no plans for what cuDNN 9.28 has none for in float32: products of matrices (`test_planning.py`),
+    """A device with no plans for what cuDNN 9.28 has none for in float32: products of matrices (`test_cudnn_plans.py`),
     pools, reductions, and transposed convolutions with anything behind them."""
 
     def plan(self, description: Description) -> Planned:
