@@ -10,7 +10,7 @@ from pathlib import Path
 
 from taso import api
 from taso.backends.onednn.backend import processor
-from taso.backends.select import get_backend
+from taso.backends.select import PRECISIONS, get_backend
 from taso.cli_arrays import feeds_of
 from taso.cli_common import (
     DONE,
@@ -105,12 +105,18 @@ def run(settings: argparse.Namespace) -> int:
 
 def _chosen(settings: argparse.Namespace) -> list[str]:
     if settings.on:
-        return list(dict.fromkeys(name for names in settings.on for name in names))
+        named = (name for names in settings.on for name in names)
+        return list(dict.fromkeys(_in_precision(name, settings.precision) for name in named))
     here = [name for name in FOREIGN if available(name)]
     for name in FOREIGN:
         if name not in here and any(map(installed, FOREIGN[name])) and not settings.quiet:
             say(f"{name} is left out: it needs {' and '.join(FOREIGN[name])}")
     return list(dict.fromkeys([get_backend(settings.backend, settings.threads, settings.precision).name, *here]))
+
+
+def _in_precision(name: str, precision: str) -> str:
+    """A backend that computes in the precision that is asked for, by the name that says so; others' as they are."""
+    return f"{name} {precision}" if precision in PRECISIONS.get(name, ())[1:] else name
 
 
 def _models(

@@ -633,6 +633,8 @@ def is_view(kernel: Kernel) -> bool:
     if step.op.name == "Transpose":
         return _is_turned(step.attrs, operand, result)
     if step.op.name == "Split":
+        if any(part.layout != result.layout for part in kernel.results):
+            return False
         # the parts lie in their own layout; that of the whole may be another name for its bytes, and not for theirs
         return _stretches(replace(operand, layout=result.layout), step.attrs.int("axis") % operand.type.rank)
     if step.op.name == "Slice":

@@ -49,6 +49,8 @@ def get_backend(
         return name
     base, _, asked = name.partition(" ")
     if asked in PRECISIONS.get(base, ()):
+        if precision not in (FLOAT32, asked):
+            raise BackendError(f"the backend '{name}' computes in {asked}, and precision='{precision}' is asked for")
         name, precision = base, asked
     if name == "auto":
         return _automatic(threads, precision)

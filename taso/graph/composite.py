@@ -224,6 +224,11 @@ def _is(found: float | None, wanted: float) -> bool:
     return found is not None and math.isclose(found, wanted, rel_tol=_CLOSE)
 
 
+def _only(x: Value, factors: Sequence[Value]) -> bool:
+    """Whether x is all that numbers are multiplied with."""
+    return len(factors) == 1 and factors[0] is x
+
+
 def _pairs(values: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
     if len(values) == 2:
         yield values[0], values[1]
@@ -236,8 +241,8 @@ def _swish(g: _Gathering, node: Node) -> Found | None:
     for x, gate in _pairs(others) if number == 1 else ():
         inner = g.through(gate, "Sigmoid") if gate.node.op.name == "Sigmoid" else None
         if inner is not None:
-            alpha, ((*_, y)) = g.factors(inner[0]) if inner[0] is not x else (1.0, [x])
-            return ("Swish", {"alpha": alpha}, x) if y is x else None
+            alpha, inside = g.factors(inner[0]) if inner[0] is not x else (1.0, [x])
+            return ("Swish", {"alpha": alpha}, x) if _only(x, inside) else None
     return None
 
 
@@ -248,8 +253,9 @@ def _gelu(g: _Gathering, node: Node) -> Found | None:
         error = g.with_number(gate, "Add", 1.0) if gate.node.op.name == "Add" else None
         inner = g.through(error, "Erf") if error is not None else None
         if inner is not None:
-            scale, (*_, y) = g.factors(inner[0])
-            return ("Gelu", {"approximate": "none"}, x) if y is x and _is(scale, math.sqrt(0.5)) else None
+            scale, inside = g.factors(inner[0])
+            fits = _only(x, inside) and _is(scale, math.sqrt(0.5))
+            return ("Gelu", {"approximate": "none"}, x) if fits else None
     return None
 
 
@@ -261,8 +267,9 @@ def _gelu_tanh(g: _Gathering, node: Node) -> Found | None:
         inner = g.through(bent, "Tanh") if bent is not None else None
         if inner is None:
             continue
-        slope, (*_, total) = g.factors(inner[0])
-        terms = g.through(total, "Add") if _is(slope, math.sqrt(2 / math.pi)) else None
+        slope, inside = g.factors(inner[0])
+        fits = len(inside) == 1 and _is(slope, math.sqrt(2 / math.pi))
+        terms = g.through(inside[0], "Add") if fits else None
         for y, cubic in _pairs(terms or ()):
             if y is x and cubic is not x and _is_cube(g, cubic, x, 0.044715):
                 return "Gelu", {"approximate": "tanh"}, x

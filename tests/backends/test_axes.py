@@ -276,3 +276,33 @@ def test_a_whole_whose_layout_has_two_names_is_parted_by_that_of_its_parts() -> 
         parts = {(places["Split"], 0): other, (places["Split"], 1): other}
         graph.plans["onednn"] = Choices(structure(graph), {(places["Conv"], 0): BLOCKED, **parts})
         check(b, graph, 1e-5)
+
+
+@needs_library
+def test_parts_that_lie_in_different_ways_are_copied() -> None:
+    b = Build()
+    x = b("Conv", b.input(1, 16, 4, 4), b.weight(16, 16, 1, 1))
+    one, two = b.graph.make(REGISTRY["Split"], [x], {"axis": 1, "split": (8, 8)}).outputs
+    graph = b.done(b("Relu", one), b("Relu", two))
+    places = {n.op.name: i for i, n in enumerate(graph.nodes)}
+    graph.plans["onednn"] = Choices(structure(graph), {(places["Split"], 1): LAST})
+    check(b, graph, 1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("anchor", ("LayerNormalization", "Softmax", "LogSoftmax", "InstanceNormalization",
+                                    "RMSNormalization", "MatMul"))  # fmt: skip
+@pytest.mark.parametrize("layout, channels", [(LAST, 8), (BLOCKED, 16)])
+def test_what_computes_plainly_takes_no_step_along_that_lies_otherwise(
+    anchor: str, layout: str, channels: int
+) -> None:
+    b = Build()
+    x = b.input(1, channels, 4, 5)
+    c = b("Conv", x, b.weight(channels, channels, 1, 1))
+    more = {"LayerNormalization": [b.weight(5), b.weight(5)], "InstanceNormalization": [b.weight(channels)] * 2,
+            "RMSNormalization": [b.weight(5)], "MatMul": [b.weight(5, 5)]}.get(anchor, [])  # fmt: skip
+    graph = b.done(b("Add", c, b(anchor, x, *more)))
+    places = {n.op.name: i for i, n in enumerate(graph.nodes)}
+    lies = {(places["Conv"], 0): layout, (places["Add"], 0): layout}
+    graph.plans["onednn"] = Choices(structure(graph), lies, {places["Add"]: 1})
+    check(b, graph, 1e-5)

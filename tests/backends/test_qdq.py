@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 import qdq_models
@@ -489,3 +490,51 @@ def test_a_planned_cost_is_below_that_of_float32(tmp_path: Path, monkeypatch: py
         x = b.around(b.node("Relu", b.node("Conv", x, b.weights(128, 128, 3, 3), pads=[1, 1, 1, 1])), 0, 4)
     graph = taso.load(b.model([("x", (1, 128, 28, 28))], [x]))
     assert graph.cost("onednn", 1, INT8) < graph.cost("onednn", 1)
+
+
+# ── what is not known beforehand, and whole numbers in pools ─────────────────────────────────────────────────────
+
+DYNAMIC = """g (float[2,4] x) => (float[2,3] y, float[2,3] y2) {
+ wi = Constant<value = int8[4,3]{1,2,3,4,5,6,7,8,9,10,11,12}>()
+ ws = Constant<value_float = 0.01>()  wz = Constant<value = int8 {0}>()  w = DequantizeLinear(wi, ws, wz)
+ s = Constant<value_float = 0.03>()  z = Constant<value = uint8 {100}>()
+ a = QuantizeLinear(x, s, z)  d = DequantizeLinear(a, s, z)  y = MatMul(d, w)
+ q, ds, dz = DynamicQuantizeLinear(x)  d2 = DequantizeLinear(q, ds, dz)  y2 = MatMul(d2, w) }"""
+POOLED = """g (float[1,3,5,5] x) => (float[1,2,5,5] y) {
+ s = Constant<value_float = 0.03>()  z = Constant<value = int8 {-7}>()
+ wi = Constant<value = int8[2,3,1,1]{1,2,3,4,5,6}>()  ws = Constant<value_float = 0.01>()
+ wz = Constant<value = int8 {0}>()  w = DequantizeLinear(wi, ws, wz)
+ a = QuantizeLinear(x, s, z)  d = DequantizeLinear(a, s, z)  p = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(d)
+ q = QuantizeLinear(p, s, z)  d2 = DequantizeLinear(q, s, z)  y = Conv(d2, w) }"""
+
+
+@pytest.mark.parametrize("text", [DYNAMIC, POOLED], ids=["a scale that is computed", "a padded pool of int8"])
+def test_what_integers_cannot_take_along_runs_all_the_same(text: str) -> None:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    feeds = drawn(proto, 3)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    wanted = onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, feeds)
+    found = compiled(proto)(feeds)
+    for one, other in zip(found.values(), wanted, strict=True):
+        assert np.abs(one - other).max() <= 2 * 0.03 * 0.06 + 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_padded_pool_of_whole_numbers_is_by_its_definition(dtype: str) -> None:
+    shape = f"{dtype}[1,2,5,5]"
+    text = f"g ({shape} x) => ({shape} y) {{ y = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(x) }}"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+    x = np.random.default_rng(0).integers(0, 100, (1, 2, 5, 5)).astype(dtype)
+    wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
+    for backend in ("onednn", "reference"):
+        got = taso.compile(taso.load(proto), backend)({"x": x})["y"]
+        assert got.dtype == x.dtype
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_two_precisions_at_once_are_an_error() -> None:
+    for name, precision in (("onednn bf16", INT8), ("onednn int8", "bf16"), ("onednn int8", "nonsense")):
+        with pytest.raises(BackendError, match=f"computes in {name[7:]}, and precision='{precision}' is asked for"):
+            get_backend(name, 1, precision)
+    assert get_backend("onednn int8", 1, INT8).lowering.precision == INT8

@@ -37,6 +37,11 @@ class Build:
         self.graph.info.opsets = {"": opset}
         self.x = self.graph.add_input("x", TensorType(DType.FLOAT, X.shape))
 
+    @property
+    def vector(self) -> Value:
+        array = np.linspace(0.5, 3, X.shape[1], dtype=np.float32)
+        return self.graph.add_weight(Weight(TensorType(DType.FLOAT, array.shape), array))
+
     def number(self, value: float) -> Value:
         return self.graph.add_weight(Weight(TensorType(DType.FLOAT, ()), np.asarray(value, np.float32)))
 
@@ -147,6 +152,14 @@ NEARLY: dict[str, Form] = {
     "not halved": lambda b, x: b("Mul", x, b("Add", b("Erf", b("Div", x, ROOT)), 1.0)),
     "no one": lambda b, x: b("Mul", b("Mul", x, 0.5), b("Add", b("Erf", b("Div", x, ROOT)), 1.001)),
     "sigmoid of another": lambda b, x: b("Mul", x, b("Sigmoid", b("Exp", x))),
+    "a slope for each column": lambda b, x: b("Mul", x, b("Sigmoid", b("Mul", b.vector, x))),
+    "a slope for each column, behind": lambda b, x: b("Mul", x, b("Sigmoid", b("Mul", x, b.vector))),
+    "a slope that is computed": lambda b, x: b("Mul", x, b("Sigmoid", b("Mul", b("Neg", x), x))),
+    "an error of a product": lambda b, x: b(
+        "Mul", b("Mul", x, 0.5), b("Add", b("Erf", b("Div", b("Mul", b("Neg", x), x), ROOT)), 1.0)
+    ),
+    "a bend of a product": lambda b, x: b("Mul", b("Mul", x, 0.5), b("Add", b("Tanh", b("Mul", b("Mul", b("Neg", x), b(
+        "Add", x, b("Mul", _cubed(b, x), 0.044715))), SLOPE)), 1.0)),
     "scaled": lambda b, x: b("Mul", b("Mul", x, 2.0), b("Sigmoid", x)),
     "tanh of x": lambda b, x: b("Mul", x, b("Tanh", x)),
     "a wrong clip": lambda b, x: b("Div", b("Mul", x, b("Clip", b("Add", x, 3.0), min=0.0, max=5.0)), 6.0),

@@ -559,6 +559,11 @@ class _Designer:
     def lie_plainly(self) -> bool:
         return all(o.constant or o.layout == PLAIN for o in (*self.kernel.operands, *self.kernel.results))
 
+    def lie_plainly_here(self, step: Step) -> None:
+        """Raises `Unimplemented` where a step's first operand or the kernel's result lies otherwise than plainly."""
+        for operand in (self.operand(step, 0), self.out):
+            self.lies(operand, PLAIN)
+
     def floats(self, step: Step) -> bool:
         given = [self.kernel.operands[i] for i in step.inputs if i is not None and i >= 0]
         return all(o.type.dtype is DType.FLOAT for o in (*given, *self.kernel.results))
@@ -908,6 +913,7 @@ class _Designer:
 
     def softmax(self, step: Step, followers: Sequence[Step]) -> None:
         dims, log = self.out_dims, step.op.name == "LogSoftmax"
+        self.lie_plainly_here(step)
         axis = step.attrs.int("axis") % len(dims)
         if step.attrs.int("flattened") or axis == len(dims) - 1:
             rows = math.prod(dims[:axis])
@@ -936,6 +942,7 @@ class _Designer:
         )  # fmt: skip
 
     def layer_norm(self, step: Step, followers: Sequence[Step]) -> None:
+        self.lie_plainly_here(step)
         axis = step.attrs.int("axis") % len(self.out_dims)
         rows = math.prod(self.out_dims[:axis])
         flat = (rows, math.prod(self.out_dims) // rows)
@@ -958,8 +965,7 @@ class _Designer:
         InstanceNormalization is that with one group for each channel.
         """
         dims, x = self.out_dims, self.index(step, 0)
-        for operand in (self.operand(step, 0), self.out):
-            self.lies(operand, PLAIN)
+        self.lie_plainly_here(step)
         groups = dims[1] if step.op.name == "InstanceNormalization" else step.attrs.int("num_groups")
         rows = dims[0] * groups
         flat = MemoryDesc.plain((rows, math.prod(dims) // rows), _F32)
@@ -989,8 +995,7 @@ class _Designer:
         dims, index = self.out_dims, self.index(step, 0)
         axis = step.attrs.int("axis") % len(dims)
         rows, columns = math.prod(dims[:axis]), math.prod(dims[axis:])
-        for operand in (self.operand(step, 0), self.out):
-            self.lies(operand, PLAIN)
+        self.lie_plainly_here(step)
         if self.operand(step, 1).type.static_shape != dims[axis:] or columns == 1:
             raise Unimplemented("a scale that is not one number for each element that is averaged")
         flat, single = MemoryDesc.plain((rows, columns), _F32), MemoryDesc.plain((rows, 1), _F32)

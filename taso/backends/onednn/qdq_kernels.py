@@ -161,12 +161,13 @@ def _constant(host: Host, value: float, dtype: type[np.generic]) -> Place:
 
 def _numbers(host: Host, step: Step) -> tuple[float | None, int]:
     """Scale and zero point of a step, None for the scale where there are several."""
+    if not all(host.kernel.operands[host.index(step, i)].constant for i in (1, 2) if host.has(step, i)):
+        return None, 0
     found = [
         host.supply.array(host.index(step, i)).reshape(-1) if host.has(step, i) else np.zeros(1, np.float32)
         for i in (1, 2)
     ]
-    constant = all(host.kernel.operands[host.index(step, i)].constant for i in (1, 2) if host.has(step, i))
-    if not constant or any(v.size != 1 for v in found):
+    if any(v.size != 1 for v in found):
         return None, 0
     return float(found[0][0]), int(found[1][0])
 
