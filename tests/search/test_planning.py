@@ -156,7 +156,9 @@ def test_whatever_is_chosen_the_outputs_are_the_same(seed: int) -> None:
     expected = evaluate_graph(graph, feeds, wide=True)
     found = backend.compile(planned)(feeds)
     for name, value in expected.items():
-        assert relative_error(found[name], value) < 1e-4
+        # what cancels out is 0 in the one and a rounding in the other
+        cancelled = np.abs(value).max(initial=0) < 1e-6 and np.abs(found[name]).max(initial=0) < 1e-6
+        assert cancelled or relative_error(found[name], value) < 1e-4
 
 
 @needs_library
