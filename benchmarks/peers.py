@@ -192,7 +192,7 @@ class _Taso(Protocol):
     def compile(self, graph: _TasoGraph, *, backend: str, threads: int) -> _Executable: ...
 
 
-def _taso(path: str, threads: int, backend: str = "auto") -> tuple[Runner, str]:
+def _taso(path: str, threads: int, backend: str) -> tuple[Runner, str]:
     """The graph by the plan that its file holds, where it holds one."""
     taso = cast(_Taso, importlib.import_module("taso"))
     program = taso.compile(taso.load(path), backend=backend, threads=threads)
@@ -310,8 +310,9 @@ def _cuda() -> _Cuda:
 
 
 RUNNERS: dict[str, Callable[[str, int], tuple[Runner, str]]] = {
-    "taso": _taso, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch, "torch-compile": _torch_compile,
-    "xla": _xla, "taso-bf16": partial(_taso, backend="onednn bf16"),
+    "taso": partial(_taso, backend="onednn"), "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch,
+    "torch-compile": _torch_compile, "xla": _xla,
+    "taso-bf16": partial(_taso, backend="onednn bf16"),
     "openvino-bf16": partial(_openvino, precision="bf16"),
     "taso-cuda": lambda path, threads: _cuda().taso_runner(path, threads),
     "torch-cuda": lambda path, threads: _cuda().torch_runner(path, threads, False),

@@ -74,8 +74,8 @@ NARROW = ("taso-bf16", "openvino-bf16")
 """Contestants that round factors to bfloat16: where they are asked for, and where the processor can."""
 
 MADE: Mapping[str, Mapping[str, object]] = {
-    "optimized": {},
-    "planned": {"rules": ["-*"]},
+    "optimized": {"backend": "onednn"},
+    "planned": {"backend": "onednn", "rules": ["-*"]},
     "exported": {"backend": "onnxruntime"},
     "bf16": {"backend": "onednn", "precision": "bf16"},
     "for-gpu": {"backend": "cudnn"},

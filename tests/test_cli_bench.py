@@ -168,3 +168,9 @@ def test_no_process_is_left(model: Path) -> None:
     if children.exists():
         names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.read_text().split()]
         assert not any(b"spawn_main" in name for name in names)
+
+
+def test_backends_that_are_named_compute_in_the_precision_that_is_asked_for() -> None:
+    named = {"onednn": "onednn int8", "onnxruntime": "onnxruntime", "onednn bf16": "onednn bf16", "cudnn": "cudnn"}
+    assert {name: cli_bench._in_precision(name, "int8") for name in named} == named
+    assert cli_bench._in_precision("onednn", "float32") == "onednn"
