@@ -303,6 +303,14 @@ def contest(
     return _timings(times, _LATE[min(len(others), len(_LATE)) - 1])
 
 
+def overtime(original: Executable, best: Executable, feeds: Feeds) -> Timing:
+    """A longer race of two programs whose contest did not tell which one is faster; nothing is taken over from that."""
+    return race(original, best, feeds, OVERTIME_SECONDS, _OVERTIME_ROUNDS, most=1000)
+
+
+OVERTIME_SECONDS = 10.0
+_OVERTIME_ROUNDS = 24
+"""Fewest rounds of a longer race: where one takes a second, fewer would say no more than the contest did."""
 _WARM_SECONDS = 0.05
 """A run that takes longer finds its weights as cold after itself as after others."""
 _TURN_SECONDS = 1e-3

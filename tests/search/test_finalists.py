@@ -113,6 +113,45 @@ def test_an_early_end_of_a_contest_takes_more_than_luck(monkeypatch: pytest.Monk
     assert faster <= 15
 
 
+class Trembling(TimedBackend):
+    """Takes as long for all graphs, but that in `won` of 20 runs what has lost a Transpose is faster, else slower."""
+
+    def __init__(self, clock: Clock, won: int) -> None:
+        super().__init__(clock, lambda graph: 0.06)
+        self._won = won
+
+    def compile(self, graph: Graph, threads: int | None = None) -> Timed:
+        if transposes(graph) == 2:
+            return Timed(graph, self.clock, 0.06)
+        return Timed(graph, self.clock, *(0.05 if i * self._won % 20 < self._won else 0.07 for i in range(20)))
+
+
+@pytest.mark.parametrize("won", [13, 10])
+def test_a_graph_that_promises_more_than_a_contest_shows_is_timed_for_longer(
+    won: int, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer: list[verify.Timing] = []
+
+    def recorded(*given: object) -> verify.Timing:
+        longer.append(verify.overtime(*given))  # type: ignore[arg-type]  # what it is given
+        return longer[-1]
+
+    monkeypatch.setattr(decision, "overtime", recorded)
+    best, report = decided(Trembling(clock, won), tmp_path, chain())
+    assert len(longer) == 1 and longer[0].rounds >= 70
+    assert (transposes(best) < 2) == longer[0].faster == (won == 13)
+    if longer[0].faster:
+        assert (report.measured_after, report.ratio_low) == (longer[0].best * 1e3, longer[0].low)
+
+
+def test_what_promises_next_to_nothing_is_not_timed_for_longer(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision, "PROMISING", 1.0)
+    monkeypatch.setattr(decision, "overtime", lambda *given: pytest.fail("timed for longer"))
+    assert decided(Trembling(clock, 13), tmp_path, chain())[1].set_aside
+
+
 class Noisy:
     """A program whose time varies by three in a hundred."""
 
