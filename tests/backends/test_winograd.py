@@ -462,7 +462,11 @@ def test_it_loses_few_digits_more_than_the_direct_way(
 
 def offered(case: Case, **changes: object) -> tuple[str, ...]:
     graph = case.graph()
-    return OneDNNBackend(1).lowering.algorithms(replace(case.kernel(graph), **changes))
+    return tiles_of(OneDNNBackend(1).lowering.algorithms(replace(case.kernel(graph), **changes)))
+
+
+def tiles_of(algorithms: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in algorithms if name.startswith("winograd"))
 
 
 def test_names_are_offered_where_there_are_tiles_for_the_filter() -> None:
@@ -493,7 +497,7 @@ def test_strides_and_dilations_are_left_to_the_direct_way(attrs: dict[str, AttrV
     value = build.call("Conv", [build.input(1, 64, 28, 28), build.weight(64, 64, 3, 3)], **full)
     build.graph.set_outputs([("y", value)])
     lowering = OneDNNBackend(1).lowering
-    assert [lowering.algorithms(job.kernel) for job in lower(build.graph, lowering).jobs] == [()]
+    assert [tiles_of(lowering.algorithms(job.kernel)) for job in lower(build.graph, lowering).jobs] == [()]
 
 
 def test_groups_and_weights_that_are_computed_are_left_to_the_direct_way() -> None:
@@ -504,7 +508,7 @@ def test_groups_and_weights_that_are_computed_are_left_to_the_direct_way() -> No
         w = build.weight(64, 32, 3, 3) if grouped else build.input(64, 64, 3, 3)
         value = build.call("Conv", [x, w], pads=(1, 1, 1, 1), strides=(1, 1), dilations=(1, 1), group=1 + grouped)
         build.graph.set_outputs([("y", value)])
-        assert [lowering.algorithms(job.kernel) for job in lower(build.graph, lowering).jobs] == [()]
+        assert [tiles_of(lowering.algorithms(job.kernel)) for job in lower(build.graph, lowering).jobs] == [()]
 
 
 OFFERS = [

@@ -52,7 +52,7 @@ class OneDNNBackend:
             # products of integers have their channels last
             layouts, lowering = IntegerLayouts(block, innermost=True), IntegerLowering
         self.lowering = lowering(
-            layouts, OneDNNFusion(), partial(ways, precision=precision), overwritable,
+            layouts, OneDNNFusion(), partial(ways, layouts=layouts, precision=precision), overwritable,
             scratch_of(layouts, self.threads, precision), precision, WHOLE,
             partial(runs_chain, layouts, self.threads) if precision == FLOAT32 else none_chained,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import depth_first, qdq_kernels, quantized, winograd
+from taso.backends.onednn import depth_first, panels, qdq_kernels, quantized, winograd
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
@@ -220,11 +220,13 @@ _LEAST_INNER = 16
 """Elements of a sum below which a product is left in float32."""
 
 
-def ways(kernel: Kernel, precision: str) -> tuple[str, ...]:
+def ways(kernel: Kernel, layouts: Layouts, precision: str) -> tuple[str, ...]:
     """Algorithms by which a kernel can be computed beside the usual one."""
     if qdq_kernels.concerns(kernel):
         return ()
-    return ((FLOAT32,) if precision == BF16 and narrows(kernel) else ()) + winograd.algorithms(kernel)
+    if precision == BF16 and narrows(kernel):
+        return FLOAT32, *winograd.algorithms(kernel)
+    return winograd.algorithms(kernel) + panels.algorithms(kernel, layouts)
 
 
 @dataclass(frozen=True)
@@ -546,6 +548,8 @@ class _Designer:
         if self.kernel.chained:
             return self.in_bands()
         step, followers = self.kernel.steps[0], self.kernel.steps[1:]
+        if self.kernel.algorithm == panels.NAME:
+            return self.in_panels(step, followers)
         anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
         if anchor is not None and (self.floats(step) or self.integer and step.op.name in ("MaxPool", "Transpose")):
             return anchor(self, step, followers)
@@ -606,6 +610,11 @@ class _Designer:
             if stem is not None:
                 return self.emit(stem, followers)
         raise Unimplemented("oneDNN has no fast convolution of these sizes")
+
+    def in_panels(self, step: Step, followers: Sequence[Step]) -> None:
+        self.recipe.shares = panels.build(self, step, followers)
+        if self.in_place is not None and self.in_place not in self.recipe.shares:
+            raise NotInPlace("the sum does not run with the product")
 
     def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
         added = winograd.build(self, step, followers)

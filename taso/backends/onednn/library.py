@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p, cast
 from pathlib import Path
 
 from taso.graph.errors import BackendError, BackendUnavailable
@@ -201,6 +201,7 @@ class Library:
         dll.omp_set_num_threads.restype = None
         dll.omp_get_max_threads.argtypes = ()
         dll.omp_get_max_threads.restype = c_int
+        self._parallel = cast(dll.GOMP_parallel, c_void_p).value or 0
 
     def _check_version(self) -> tuple[int, int, int]:
         version = self._dll.dnnl_version().contents
@@ -235,6 +236,11 @@ class Library:
         if count < 1:
             raise BackendError(f"the number of threads must be at least 1, not {count}")
         self._dll.omp_set_num_threads(count)
+
+    @property
+    def parallel_address(self) -> int:
+        """Where libgomp's GOMP_parallel is, which runs a function on all threads."""
+        return self._parallel
 
     def get_max_threads(self) -> int:
         """How many OpenMP threads oneDNN uses when called from the calling thread."""

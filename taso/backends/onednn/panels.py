@@ -1,0 +1,254 @@
+"""Products with constant matrices by machine code of our own (`taso.backends.x86`): the algorithm `panels`.
+
+That is MatMul and Gemm with a constant second matrix, and Conv with filters of one tap, channels last, whose pixels are
+the rows. What stands behind runs in registers, as far as there is code for it. Sums of more than `_LONGEST` terms are
+taken in parts, so that the rows which all columns need stay in the second-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from taso.backends.base import Array
+from taso.backends.lowering import LAST, PLAIN, Kernel, Layouts, Operand, Step
+from taso.backends.onednn.attributes import EltwisePostOp
+from taso.backends.onednn.library import library
+from taso.backends.onednn.places import RESULT, Block, Place, layouts_alike
+from taso.backends.onednn.primitives import Unimplemented
+from taso.backends.onednn.recipe import Recipe
+from taso.backends.onednn.winograd import second_level_cache
+from taso.backends.x86.code import runs_here
+from taso.backends.x86.functions import Function, knows
+from taso.backends.x86.launch import ProductLaunch
+from taso.backends.x86.products import ByColumn, ByElement, Post, Product, in_panels
+from taso.graph.ops.linear import conv_settings
+from taso.graph.types import DType
+
+NAME = "panels"
+
+_FEWEST_ROWS = 4
+"""Rows below which reading the weights takes all the time there is."""
+_LONGEST = 1024
+"""Terms of a sum that are added up in one go."""
+_SHARE = 3
+"""What part of the second-level cache the rows of a chunk may take, or their rows of the result with them."""
+_BLOCK = 14
+_ITEM = 4
+_MOST_POSTS = 16
+
+
+# ── which kernels ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def algorithms(kernel: Kernel, layouts: Layouts) -> tuple[str, ...]:
+    """`panels` where a kernel is a product with a constant matrix, and the processor has AVX-512."""
+    found = _problem(kernel, layouts)
+    return (NAME,) if found is not None and "avx512" in library().isa and runs_here() else ()
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Sizes of the product that a kernel is, and the factor of its second matrix."""
+
+    rows: int
+    inner: int
+    columns: int
+    factor: float = 1.0
+
+
+def _problem(kernel: Kernel, layouts: Layouts) -> _Problem | None:
+    """The kernel's product where it is one with a constant matrix, else None."""
+    step = kernel.anchor
+    if step is None or step.op.domain or kernel.chained or step.op.name not in ("Conv", "MatMul", "Gemm"):
+        return None
+    if any(i is None or i < 0 for i in step.inputs[:2]):
+        return None
+    x, w = (kernel.operands[i] for i in step.inputs[:2] if i is not None)
+    out = kernel.results[0]
+    tensors = [o.type for o in (*kernel.operands, *kernel.results)]
+    if x.constant or not w.constant or not all(t.static and t.dtype is DType.FLOAT for t in tensors):
+        return None
+    if any(0 in t.static_shape for t in tensors):
+        return None
+    found = _conv(step, x, w, out, layouts) if step.op.name == "Conv" else _matrices(step, x, w, out, layouts)
+    return found if found is not None and found.rows >= _FEWEST_ROWS else None
+
+
+def _conv(step: Step, x: Operand, w: Operand, out: Operand, layouts: Layouts) -> _Problem | None:
+    full, (n, channels, *sizes) = conv_settings(w.type, step.attrs), x.type.static_shape
+    single = set(w.type.static_shape[2:]) == {1} and full.int("group") == 1
+    if not single or set(full.ints("strides")) != {1} or set(full.ints("pads")) != {0}:
+        return None
+    if not all(layouts_alike(layouts, o.type, o.layout, LAST) for o in (x, out)):
+        return None
+    return _Problem(n * prod(sizes), channels, w.type.static_shape[0])
+
+
+def _matrices(step: Step, x: Operand, w: Operand, out: Operand, layouts: Layouts) -> _Problem | None:
+    left, right = x.type.static_shape, w.type.static_shape
+    if not all(layouts_alike(layouts, o.type, o.layout, PLAIN) for o in (x, out)) or min(len(left), len(right)) < 2:
+        return None
+    if step.op.name == "Gemm":
+        columns = right[0] if step.attrs.int("transB") else right[1]
+        return None if step.attrs.int("transA") else _Problem(left[0], left[1], columns, step.attrs.float("alpha"))
+    return _Problem(prod(left[:-1]), left[-1], right[-1]) if prod(right[:-2]) == 1 else None
+
+
+# ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Host(Protocol):
+    """What the builder of a kernel's recipe does for this algorithm."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def layouts(self) -> Layouts: ...
+    @property
+    def recipe(self) -> Recipe: ...
+
+    def index(self, step: Step, position: int) -> int: ...
+    def has(self, step: Step, position: int) -> bool: ...
+    def place(self, index: int) -> Place: ...
+    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
+    def behind(self, followers: Sequence[Step]) -> None: ...
+    def functions(self, step: Step) -> tuple[EltwisePostOp, ...] | None: ...
+    def combination(self, step: Step) -> tuple[str, int] | None: ...
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A post and where its operand is."""
+
+    post: Post
+    place: Place | None = None
+
+
+def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
+    """Adds the launches of a kernel by this algorithm; the operands whose memory may be the result's.
+
+    Raises `Unimplemented` where the kernel is none for it.
+    """
+    problem = _problem(host.kernel, host.layouts)
+    if problem is None or not runs_here():
+        raise Unimplemented("there is no product by machine code for this kernel")
+    planned = [] if not host.has(step, 2) else [_bias(host, step, problem)]
+    added: list[int] = []
+    count = 0
+    for follower in followers:
+        more = _follower(host, follower, problem, added)
+        if more is None or len(planned) + len(more) > _MOST_POSTS:
+            break
+        planned += more
+        count += 1
+    parts = _launch(host, step, problem, planned)
+    host.behind(followers[count:])
+    # partial sums would overwrite what is yet to be added
+    return frozenset(added) if parts == 1 else frozenset()
+
+
+def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[_Planned]) -> int:
+    """Launches the product, in as many parts of its sum as it returns."""
+    given, weight = host.place(host.index(step, 0)), host.index(step, 1)
+    threads, parallel = library().get_max_threads(), library().parallel_address
+    step_count = -(-problem.inner // _LONGEST)
+    length = -(-problem.inner // step_count)
+    chunk = _chunk(problem, length)
+    for start in range(0, problem.inner, length):
+        inner = min(length, problem.inner - start)
+        first, last = start == 0, start + inner == problem.inner
+        own = list(planned)
+        if not first:
+            own.insert(0, _Planned(ByElement("add"), Place(RESULT)))
+        if not last:
+            own = own[:1] if not first or own and own[0].post == ByColumn("add") else []
+        elif not first and planned and planned[0].post == ByColumn("add"):
+            del own[1]
+        product = Product(
+            problem.rows, inner, problem.columns, problem.inner, problem.columns, tuple(p.post for p in own), 1,
+            chunk, threads,
+        )  # fmt: skip
+        host.recipe.launches.append(
+            ProductLaunch(
+                product, parallel, Place(given.kind, given.index, given.offset + start * _ITEM),
+                _panels(host, step, weight, problem, start, inner), Place(RESULT),
+                tuple(p.place for p in own if p.place is not None),
+            )
+        )  # fmt: skip
+    return step_count
+
+
+def _chunk(problem: _Problem, inner: int) -> int:
+    """Rows that are multiplied with all columns before the next ones are: as many as stay in the cache."""
+    cache = second_level_cache() // _SHARE
+    weights = inner * problem.columns * _ITEM
+    row = (inner + problem.columns if weights <= cache else inner) * _ITEM
+    return max(cache // row // _BLOCK, 2 if weights <= cache else 8) * _BLOCK
+
+
+def _panels(host: Host, step: Step, index: int, problem: _Problem, start: int, inner: int) -> Place:
+    """The rows of the second matrix from `start` on, in panels."""
+    by_column = step.op.name == "Conv" or step.op.name == "Gemm" and bool(step.attrs.int("transB"))
+
+    def make(array: Array) -> Block:
+        flat = np.asarray(array, np.float32)
+        matrix = flat.reshape(problem.columns, -1).T if by_column else flat.reshape(-1, problem.columns)
+        part = matrix[start : start + inner]
+        scaled = part if problem.factor == 1 else part * np.float32(problem.factor)
+        return Block.of(in_panels(scaled[None]))
+
+    return host.constant(index, f"panels {by_column} {problem.factor!r} {start} {inner}", make)
+
+
+# ── what stands behind ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bias(host: Host, step: Step, problem: _Problem) -> _Planned:
+    index = host.index(step, 2)
+    operand, beta = host.kernel.operands[index], step.attrs.float("beta") if step.op.name == "Gemm" else 1.0
+    dims = operand.type.static_shape
+    if beta == 1 and prod(dims) == problem.columns and (not dims or dims[-1] == problem.columns):
+        return _Planned(ByColumn("add"), host.place(index))
+    if not operand.constant:
+        raise Unimplemented("what is added to a Gemm is neither a vector nor constant")
+
+    def make(array: Array) -> Block:
+        whole = np.broadcast_to(np.asarray(array, np.float32) * np.float32(beta), (problem.rows, problem.columns))
+        return Block.of(np.ascontiguousarray(whole))
+
+    return _Planned(ByElement("add"), host.constant(index, f"whole times {beta!r}", make))
+
+
+def _follower(host: Host, step: Step, problem: _Problem, added: list[int]) -> list[_Planned] | None:
+    """A step as posts, None where there is no code for it; operands that lie as the result go to `added`."""
+    functions = host.functions(step)
+    if functions is not None:
+        own = [Function(f.algorithm, f.alpha, f.beta) for f in functions]
+        return [_Planned(f) for f in own] if all(map(knows, own)) else None
+    found = host.combination(step)
+    if found is None or found[0] not in ("add", "mul", "sub"):
+        return None
+    name, index = found
+    operand, out = host.kernel.operands[index], host.kernel.results[0]
+    if operand.type == out.type:
+        # constants lie plainly
+        layout = PLAIN if operand.constant else operand.layout
+        if not layouts_alike(host.layouts, out.type, layout, out.layout):
+            return None
+        uses = [i for s in host.kernel.steps for i in s.inputs].count(index)
+        if uses == 1 and not operand.constant and operand.layout == out.layout:
+            added.append(index)
+        return [_Planned(ByElement(name), host.place(index))]
+    extended = (1,) * (out.type.rank - operand.type.rank) + operand.type.static_shape
+    axis = 1 if host.kernel.steps[0].op.name == "Conv" else out.type.rank - 1
+    if prod(extended) == extended[axis] == problem.columns:
+        return [_Planned(ByColumn(name), host.place(index))]
+    return None
+
+
+__all__ = ["NAME", "Host", "algorithms", "build"]

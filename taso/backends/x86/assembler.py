@@ -1,0 +1,265 @@
+"""An assembler for the few x86-64 instructions that the kernels here are made of.
+
+Encodings are those of Intel's Software Developer's Manual, volume 2: REX for the general registers, EVEX at 512 bits
+for the vector registers. Registers are numbers: 0 to 15 (`RAX` …) and zmm 0 to 31.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from taso.graph.errors import BackendError
+
+RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI = range(8)
+R8, R9, R10, R11, R12, R13, R14, R15 = range(8, 16)
+
+_MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
+_NONE, _66 = 0, 1
+_ZMM_BYTES = 64
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Mem:
+    """What lies `offset` bytes behind the address in a general register."""
+
+    base: int
+    offset: int = 0
+
+    def __add__(self, offset: int) -> Mem:
+        return Mem(self.base, self.offset + offset)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A number of the pool of constants behind the code."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Label:
+    """A place in the code, set once by `Assembler.set`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Vector:
+    """How an instruction on vectors is encoded: prefix, map, opcode."""
+
+    prefix: int
+    map: int
+    opcode: int
+
+
+_VECTOR = {
+    "add": _Vector(_NONE, _MAP_0F, 0x58), "mul": _Vector(_NONE, _MAP_0F, 0x59), "sub": _Vector(_NONE, _MAP_0F, 0x5C),
+    "min": _Vector(_NONE, _MAP_0F, 0x5D), "div": _Vector(_NONE, _MAP_0F, 0x5E), "max": _Vector(_NONE, _MAP_0F, 0x5F),
+    "fma231": _Vector(_66, _MAP_0F38, 0xB8), "fma213": _Vector(_66, _MAP_0F38, 0xA8),
+    "fnma231": _Vector(_66, _MAP_0F38, 0xBC), "fnma213": _Vector(_66, _MAP_0F38, 0xAC),
+    "scale": _Vector(_66, _MAP_0F38, 0x2C), "xor": _Vector(_66, _MAP_0F, 0xEF), "and": _Vector(_66, _MAP_0F, 0xDB),
+    "or": _Vector(_66, _MAP_0F, 0xEB),
+}  # fmt: skip
+"""VADDPS … VMAXPS, VFMADD231PS, VFMADD213PS, VFNMADD231PS, VFNMADD213PS, VSCALEFPS, VPXORD, VPANDD, VPORD."""
+_CONDITIONS = {"zero": 0x84, "nonzero": 0x85, "below": 0x82, "at least": 0x83}
+
+
+class Assembler:
+    """Code in the making: instructions in order, labels, and a pool of float32 constants behind them."""
+
+    def __init__(self) -> None:
+        self._code = bytearray()
+        self._labels: dict[Label, int] = {}
+        self._jumps: list[tuple[int, Label]] = []
+        self._pool: dict[bytes, list[int]] = {}
+        self._made = 0
+
+    # ── labels and the end ───────────────────────────────────────────────────────────────────────────────────────
+
+    def label(self) -> Label:
+        self._made += 1
+        return Label(self._made)
+
+    def set(self, label: Label) -> None:
+        self._labels[label] = len(self._code)
+
+    def here(self) -> Label:
+        label = self.label()
+        self.set(label)
+        return label
+
+    def offset(self, label: Label) -> int:
+        """Bytes from the beginning of the code to a label that is set."""
+        return self._labels[label]
+
+    def finish(self) -> bytes:
+        """The code, its pool behind it. Raises `BackendError` for a jump to a label that was never set."""
+        code = bytearray(self._code)
+        for at, label in self._jumps:
+            if label not in self._labels:
+                raise BackendError("machine code jumps to a label that is not set")
+            struct.pack_into("<i", code, at, self._labels[label] - (at + 4))
+        code += bytes(-len(code) % _ZMM_BYTES)
+        for number, uses in self._pool.items():
+            for at, behind in ((u & 0xFFFFFFFF, u >> 32) for u in uses):
+                struct.pack_into("<i", code, at, len(code) - (at + 4 + behind))
+            code += number
+        return bytes(code)
+
+    # ── general registers ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rex(self, opcode: bytes, reg: int, rm: int | Mem, *, wide: bool = True) -> None:
+        base = rm.base if isinstance(rm, Mem) else rm
+        rex = 0x40 | wide << 3 | (reg >> 3) << 2 | base >> 3
+        if rex != 0x40:
+            self._code.append(rex)
+        self._code += opcode
+        self._operand(reg, rm, 1)
+
+    def _operand(self, reg: int, rm: int | Mem, unit: int) -> None:
+        """ModRM, SIB and offset; one byte holds an offset that is a small multiple of `unit`."""
+        field = (reg & 7) << 3
+        if not isinstance(rm, Mem):
+            self._code.append(0xC0 | field | rm & 7)
+            return
+        low, offset = rm.base & 7, rm.offset
+        short = offset % unit == 0 and -128 <= offset // unit < 128
+        mode = 0 if offset == 0 and low != RBP else 0x40 if short else 0x80
+        self._code.append(mode | field | low)
+        if low == RSP:
+            self._code.append(0x24)
+        if mode:
+            self._code += struct.pack("<b", offset // unit) if mode == 0x40 else struct.pack("<i", offset)
+
+    def load(self, register: int, source: Mem) -> None:
+        self._rex(b"\x8b", register, source)
+
+    def store(self, target: Mem, register: int) -> None:
+        self._rex(b"\x89", register, target)
+
+    def copy(self, register: int, source: int) -> None:
+        self._rex(b"\x8b", register, source)
+
+    def constant(self, register: int, value: int) -> None:
+        self._code += bytes([0x48 | register >> 3, 0xB8 | register & 7]) + struct.pack("<q", value)
+
+    def zero(self, register: int) -> None:
+        self._rex(b"\x33", register, register)
+
+    def add(self, register: int, value: int) -> None:
+        """Adds a number; the flags say whether the result is zero."""
+        self._rex(b"\x81", 0, register)
+        self._code += struct.pack("<i", value)
+
+    def add_register(self, register: int, other: int) -> None:
+        self._rex(b"\x03", register, other)
+
+    def shift_left(self, register: int, bits: int) -> None:
+        self._rex(b"\xc1", 4, register)
+        self._code.append(bits)
+
+    def compare(self, register: int, other: int | Mem) -> None:
+        self._rex(b"\x3b", register, other)
+
+    def lea(self, register: int, source: Mem) -> None:
+        self._rex(b"\x8d", register, source)
+
+    def push(self, register: int) -> None:
+        self._code += bytes([0x41] * (register >> 3)) + bytes([0x50 | register & 7])
+
+    def pop(self, register: int) -> None:
+        self._code += bytes([0x41] * (register >> 3)) + bytes([0x58 | register & 7])
+
+    def fetch_add(self, target: Mem, register: int) -> None:
+        """Adds the register to memory, as one step for all threads; the register gets what was there (LOCK XADD)."""
+        self._code.append(0xF0)
+        self._rex(b"\x0f\xc1", register, target)
+
+    def prefetch(self, source: Mem, level: int = 1) -> None:
+        """Asks for a line of memory in the first- or second-level cache (PREFETCHT0, PREFETCHT1)."""
+        self._rex(b"\x0f\x18", level, source, wide=False)
+
+    def jump(self, label: Label, condition: str = "") -> None:
+        self._code += bytes([0x0F, _CONDITIONS[condition]]) if condition else b"\xe9"
+        self._jumps.append((len(self._code), label))
+        self._code += bytes(4)
+
+    def call(self, register: int) -> None:
+        self._rex(b"\xff", 2, register, wide=False)
+
+    def jump_to(self, register: int) -> None:
+        self._rex(b"\xff", 4, register, wide=False)
+
+    def ret(self) -> None:
+        self._code.append(0xC3)
+
+    # ── vectors ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _evex(
+        self, how: _Vector, reg: int, second: int, rm: int | Mem | Pooled, unit: int, *, each: bool = False,
+        mask: int = 0, zeroing: bool = False, immediate: int | None = None,
+    ) -> None:  # fmt: skip
+        """An instruction on zmm registers; with `each` its memory operand is one number for all elements."""
+        base = rm.base if isinstance(rm, Mem) else rm if isinstance(rm, int) else 0
+        high = base >> 4 & 1 if isinstance(rm, int) else 0
+        one = (~reg >> 3 & 1) << 7 | (~high & 1) << 6 | (~base >> 3 & 1) << 5 | (~reg >> 4 & 1) << 4 | how.map
+        two = (~second & 15) << 3 | 4 | how.prefix
+        three = zeroing << 7 | 2 << 5 | each << 4 | (~second >> 4 & 1) << 3 | mask
+        self._code += bytes([0x62, one, two, three, how.opcode])
+        if isinstance(rm, Pooled):
+            self._code.append((reg & 7) << 3 | 5)
+            behind = immediate is not None
+            self._pool.setdefault(struct.pack("<f", rm.value), []).append(len(self._code) | behind << 32)
+            self._code += bytes(4)
+        else:
+            self._operand(reg, rm, unit)
+        if immediate is not None:
+            self._code.append(immediate)
+
+    def vector(self, name: str, target: int, first: int, second: int | Mem | Pooled, *, mask: int = 0) -> None:
+        """target = first `name` second, element by element; of a pooled constant one number goes with all.
+
+        fma231 is target + first · second, fma213 first · target + second, with n the product is taken off. Of two
+        operands one of which is no number, min and max give the second.
+        """
+        each = isinstance(second, Pooled)
+        unit = _FLOAT_BYTES if each else _ZMM_BYTES
+        # what a mask leaves out of memory is not read
+        self._evex(_VECTOR[name], target, first, second, unit, each=each, mask=mask, zeroing=bool(mask))
+
+    def move(self, target: int, source: int | Mem, mask: int = 0) -> None:
+        """Elements outside the mask become 0, and are not read."""
+        self._evex(_Vector(_NONE, _MAP_0F, 0x10), target, 0, source, _ZMM_BYTES, mask=mask, zeroing=bool(mask))
+
+    def write(self, target: Mem, source: int, mask: int = 0) -> None:
+        """Elements outside the mask are not written."""
+        self._evex(_Vector(_NONE, _MAP_0F, 0x11), source, 0, target, _ZMM_BYTES, mask=mask)
+
+    def broadcast(self, target: int, source: Mem | Pooled) -> None:
+        self._evex(_Vector(_66, _MAP_0F38, 0x18), target, 0, source, _FLOAT_BYTES)
+
+    def absolute(self, target: int, source: int, temporary: int) -> None:
+        """|source|; the temporary register is overwritten."""
+        self.broadcast(temporary, Pooled(-0.0))
+        # not (−0) and source
+        self._evex(_Vector(_66, _MAP_0F, 0xDF), target, temporary, source, _ZMM_BYTES)
+
+    def round(self, target: int, source: int) -> None:
+        """To the nearest whole number, of two to the even one (VRNDSCALEPS)."""
+        self._evex(_Vector(_66, _MAP_0F3A, 0x08), target, 0, source, _ZMM_BYTES, immediate=0)
+
+    def reciprocal(self, target: int, source: int) -> None:
+        """1 / source with a relative error below 2⁻¹⁴ (VRCP14PS)."""
+        self._evex(_Vector(_66, _MAP_0F38, 0x4C), target, 0, source, _ZMM_BYTES)
+
+    def mask(self, number: int, register: int) -> None:
+        """Mask register 1 to 7 from the lowest 16 bits of a general register (KMOVW)."""
+        self._code += bytes([0xC5, 0xF8, 0x92, 0xC0 | number << 3 | register & 7])
+        if register > 7:
+            raise BackendError("a mask is taken from one of the first eight registers")
+
+    def end_vectors(self) -> None:
+        """Before code that uses shorter vectors (VZEROUPPER)."""
+        self._code += b"\xc5\xf8\x77"

@@ -1,0 +1,40 @@
+"""Products by machine code as launches of a recipe (`taso.backends.recipe`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from taso.backends.places import Place
+from taso.backends.recipe import Call
+from taso.backends.x86.products import Product, compiled
+
+
+@dataclass(frozen=True)
+class ProductLaunch:
+    """A product and the buffers of its matrices and of what its posts read.
+
+    `parallel` is the address of libgomp's GOMP_parallel.
+    """
+
+    product: Product
+    parallel: int
+    left: Place
+    panels: Place
+    out: Place
+    others: tuple[Place, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "x86:avx512"
+
+    def bind(self, address: Callable[[Place], int]) -> tuple[Call, object]:
+        code = compiled(self.product, self.parallel)
+        return code.bind(
+            address(self.left), address(self.panels), address(self.out), [address(place) for place in self.others]
+        )
+
+    def moved(self, to: Callable[[Place], Place]) -> ProductLaunch:
+        """The same on other buffers."""
+        others = tuple(to(place) for place in self.others)
+        return replace(self, left=to(self.left), panels=to(self.panels), out=to(self.out), others=others)
