@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import taso.graph.ops  # noqa: F401  # registers the operators
 from taso.backends.lowering import BLOCKED, LAST, PLAIN, Kernel, Layouts, Operand, lower
-from taso.backends.onednn import winograd
+from taso.backends.onednn import coded, winograd
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import Block, Place, from_plain, logical_spec, tensor_bytes, to_plain
@@ -36,6 +36,18 @@ else:
     from taso.backends.onednn.executor import threads_in_force
 
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "oneDNN loads")
+
+
+
+@pytest.fixture(params=["machine code", "primitives"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to compute transforms and products: by machine code of our own, and by oneDNN's primitives."""
+    if request.param == "primitives":
+        monkeypatch.setattr(winograd, "code_runs", lambda: False)
+    elif not _MISSING and not winograd.code_runs():
+        pytest.skip("machine code for AVX-512 does not run here")
+    return str(request.param)
+
 
 Array = NDArray[np.float32]
 LAYOUTS = (PLAIN, BLOCKED, LAST)
@@ -348,10 +360,14 @@ def test_steps_behind_run_with_it(chain: tuple[str, ...], layout: str) -> None:
     check(Case((1, 16, 9, 10), 16, (1, 3), (0, 1, 0, 1), False, chain, (layout, layout)), (1, 6))
 
 
-def test_steps_that_do_not_run_well_with_it_run_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_do_not_run_well_with_it_run_behind(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     case = Case((2, 32, 9, 10), 32, behind=("by channel", "add", "Relu"))
     together = run(case.kernel(case.graph(), "winograd 4x4"), operands_of(case, case.graph())[0])[1]
-    monkeypatch.setattr(winograd.p, "is_slow", lambda primitive: True)
+    if way == "primitives":
+        monkeypatch.setattr(winograd.p, "is_slow", lambda primitive: True)
+    else:
+        monkeypatch.setattr(coded, "knows", lambda function: False)
+        monkeypatch.setattr(coded, "_MOST_POSTS", 1)
     apart = run(case.kernel(case.graph(), "winograd 4x4"), operands_of(case, case.graph())[0])[1]
     assert together.shares and not apart.shares
     check(case, (4, 4))
@@ -401,15 +417,15 @@ def test_blocks_of_any_size_give_the_same(
     case: Case, tile: tuple[int, int], cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(winograd, "_FEWEST_TILES", 1)
+    monkeypatch.setattr(winograd, "_FEWEST_BY_CODE", 1)
     monkeypatch.setattr(winograd, "second_level_cache", lambda: cache)
     check(case, tile)
 
 
 def test_a_block_of_tiles_fits_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winograd, "_FEWEST_TILES", 1)
     tiled = winograd._Tiled(1, 64, 64, *(winograd._Axis(224, 224, 1, transforms(4, 3)) for _ in range(2)))
     for cache in (1 << 20, 2 << 20, 4 << 20):
-        bands = list(winograd._bands(tiled, cache))
+        bands = list(winograd._bands(tiled, cache, 1))
         assert sum(b.height for b in bands) == 56
         # a row of tiles at least
         assert all(b.height == 1 or b.height * 56 * 36 * 128 * 4 <= cache for b in bands)

@@ -64,7 +64,7 @@ from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
 
-KERNEL_FORMAT = 5
+KERNEL_FORMAT = 6
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 _MOST_POST_OPS = 32
@@ -619,7 +619,7 @@ class _Designer:
     def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
         added = winograd.build(self, step, followers)
         fitting = [i for follower in followers if (i := self.addend(follower)) is not None]
-        self.recipe.shares = frozenset(i for i in fitting if i == added)
+        self.recipe.shares = added.intersection(fitting)
         if self.in_place is not None and self.in_place not in self.recipe.shares:
             raise NotInPlace("the sum does not run with the convolution")
 

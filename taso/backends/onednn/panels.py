@@ -8,7 +8,7 @@ taken in parts, so that the rows which all columns need stay in the second-level
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -16,16 +16,15 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.lowering import LAST, PLAIN, Kernel, Layouts, Operand, Step
-from taso.backends.onednn.attributes import EltwisePostOp
+from taso.backends.onednn.coded import Behind, Planned, code_runs, take
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import RESULT, Block, Place, layouts_alike
 from taso.backends.onednn.primitives import Unimplemented
 from taso.backends.onednn.recipe import Recipe
 from taso.backends.onednn.winograd import second_level_cache
-from taso.backends.x86.code import runs_here
-from taso.backends.x86.functions import Function, knows
 from taso.backends.x86.launch import ProductLaunch
-from taso.backends.x86.products import ByColumn, ByElement, Post, Product, in_panels
+from taso.backends.x86.posts import ByColumn, ByElement
+from taso.backends.x86.products import Product, in_panels
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType
 
@@ -39,7 +38,6 @@ _SHARE = 3
 """What part of the second-level cache the rows of a chunk may take, or their rows of the result with them."""
 _BLOCK = 14
 _ITEM = 4
-_MOST_POSTS = 16
 
 
 # ── which kernels ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -48,7 +46,7 @@ _MOST_POSTS = 16
 def algorithms(kernel: Kernel, layouts: Layouts) -> tuple[str, ...]:
     """`panels` where a kernel is a product with a constant matrix, and the processor has AVX-512."""
     found = _problem(kernel, layouts)
-    return (NAME,) if found is not None and "avx512" in library().isa and runs_here() else ()
+    return (NAME,) if found is not None and code_runs() else ()
 
 
 @dataclass(frozen=True)
@@ -102,31 +100,16 @@ def _matrices(step: Step, x: Operand, w: Operand, out: Operand, layouts: Layouts
 # ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Host(Protocol):
+class Host(Behind, Protocol):
     """What the builder of a kernel's recipe does for this algorithm."""
 
-    @property
-    def kernel(self) -> Kernel: ...
-    @property
-    def layouts(self) -> Layouts: ...
     @property
     def recipe(self) -> Recipe: ...
 
     def index(self, step: Step, position: int) -> int: ...
     def has(self, step: Step, position: int) -> bool: ...
-    def place(self, index: int) -> Place: ...
     def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
     def behind(self, followers: Sequence[Step]) -> None: ...
-    def functions(self, step: Step) -> tuple[EltwisePostOp, ...] | None: ...
-    def combination(self, step: Step) -> tuple[str, int] | None: ...
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A post and where its operand is."""
-
-    post: Post
-    place: Place | None = None
 
 
 def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
@@ -135,52 +118,44 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
     Raises `Unimplemented` where the kernel is none for it.
     """
     problem = _problem(host.kernel, host.layouts)
-    if problem is None or not runs_here():
+    if problem is None or not code_runs():
         raise Unimplemented("there is no product by machine code for this kernel")
-    planned = [] if not host.has(step, 2) else [_bias(host, step, problem)]
-    added: list[int] = []
-    count = 0
-    for follower in followers:
-        more = _follower(host, follower, problem, added)
-        if more is None or len(planned) + len(more) > _MOST_POSTS:
-            break
-        planned += more
-        count += 1
-    parts = _launch(host, step, problem, planned)
-    host.behind(followers[count:])
+    planned = [_bias(host, step, problem)] if host.has(step, 2) else []
+    axis = 1 if step.op.name == "Conv" else host.kernel.results[0].type.rank - 1
+    taken = take(host, followers, axis)
+    parts = _launch(host, step, problem, [*planned, *taken.posts])
+    host.behind(followers[taken.count :])
     # partial sums would overwrite what is yet to be added
-    return frozenset(added) if parts == 1 else frozenset()
+    return taken.added if parts == 1 else frozenset()
 
 
-def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[_Planned]) -> int:
+def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[Planned]) -> int:
     """Launches the product, in as many parts of its sum as it returns."""
     given, weight = host.place(host.index(step, 0)), host.index(step, 1)
     threads, parallel = library().get_max_threads(), library().parallel_address
-    step_count = -(-problem.inner // _LONGEST)
-    length = -(-problem.inner // step_count)
+    count = -(-problem.inner // _LONGEST)
+    length = -(-problem.inner // count)
     chunk = _chunk(problem, length)
-    for start in range(0, problem.inner, length):
+    # a vector that is added comes first, all else last
+    vector = count > 1 and bool(planned) and planned[0].post == ByColumn("add")
+    so_far = Planned(ByElement("add"), Place(RESULT))
+    for part in range(count):
+        start = part * length
         inner = min(length, problem.inner - start)
-        first, last = start == 0, start + inner == problem.inner
-        own = list(planned)
-        if not first:
-            own.insert(0, _Planned(ByElement("add"), Place(RESULT)))
-        if not last:
-            own = own[:1] if not first or own and own[0].post == ByColumn("add") else []
-        elif not first and planned and planned[0].post == ByColumn("add"):
-            del own[1]
+        own = [] if count > 1 else list(planned)
+        if count > 1 and part == 0:
+            own = list(planned[:vector])
+        elif count > 1:
+            own = [so_far, *(planned[vector:] if part == count - 1 else ())]
         product = Product(
-            problem.rows, inner, problem.columns, problem.inner, problem.columns, tuple(p.post for p in own), 1,
-            chunk, threads,
+            problem.rows, inner, problem.columns, problem.inner, problem.columns, tuple(p.post for p in own),
+            chunk=chunk, threads=threads,
         )  # fmt: skip
-        host.recipe.launches.append(
-            ProductLaunch(
-                product, parallel, Place(given.kind, given.index, given.offset + start * _ITEM),
-                _panels(host, step, weight, problem, start, inner), Place(RESULT),
-                tuple(p.place for p in own if p.place is not None),
-            )
-        )  # fmt: skip
-    return step_count
+        left = replace(given, offset=given.offset + start * _ITEM)
+        panels = _panels(host, step, weight, problem, start, inner)
+        others = tuple(p.place for p in own if p.place is not None)
+        host.recipe.launches.append(ProductLaunch(product, parallel, left, panels, Place(RESULT), others))
+    return count
 
 
 def _chunk(problem: _Problem, inner: int) -> int:
@@ -208,12 +183,12 @@ def _panels(host: Host, step: Step, index: int, problem: _Problem, start: int, i
 # ── what stands behind ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _bias(host: Host, step: Step, problem: _Problem) -> _Planned:
+def _bias(host: Host, step: Step, problem: _Problem) -> Planned:
     index = host.index(step, 2)
     operand, beta = host.kernel.operands[index], step.attrs.float("beta") if step.op.name == "Gemm" else 1.0
     dims = operand.type.static_shape
     if beta == 1 and prod(dims) == problem.columns and (not dims or dims[-1] == problem.columns):
-        return _Planned(ByColumn("add"), host.place(index))
+        return Planned(ByColumn("add"), host.place(index))
     if not operand.constant:
         raise Unimplemented("what is added to a Gemm is neither a vector nor constant")
 
@@ -221,34 +196,7 @@ def _bias(host: Host, step: Step, problem: _Problem) -> _Planned:
         whole = np.broadcast_to(np.asarray(array, np.float32) * np.float32(beta), (problem.rows, problem.columns))
         return Block.of(np.ascontiguousarray(whole))
 
-    return _Planned(ByElement("add"), host.constant(index, f"whole times {beta!r}", make))
-
-
-def _follower(host: Host, step: Step, problem: _Problem, added: list[int]) -> list[_Planned] | None:
-    """A step as posts, None where there is no code for it; operands that lie as the result go to `added`."""
-    functions = host.functions(step)
-    if functions is not None:
-        own = [Function(f.algorithm, f.alpha, f.beta) for f in functions]
-        return [_Planned(f) for f in own] if all(map(knows, own)) else None
-    found = host.combination(step)
-    if found is None or found[0] not in ("add", "mul", "sub"):
-        return None
-    name, index = found
-    operand, out = host.kernel.operands[index], host.kernel.results[0]
-    if operand.type == out.type:
-        # constants lie plainly
-        layout = PLAIN if operand.constant else operand.layout
-        if not layouts_alike(host.layouts, out.type, layout, out.layout):
-            return None
-        uses = [i for s in host.kernel.steps for i in s.inputs].count(index)
-        if uses == 1 and not operand.constant and operand.layout == out.layout:
-            added.append(index)
-        return [_Planned(ByElement(name), host.place(index))]
-    extended = (1,) * (out.type.rank - operand.type.rank) + operand.type.static_shape
-    axis = 1 if host.kernel.steps[0].op.name == "Conv" else out.type.rank - 1
-    if prod(extended) == extended[axis] == problem.columns:
-        return [_Planned(ByColumn(name), host.place(index))]
-    return None
+    return Planned(ByElement("add"), host.constant(index, f"whole times {beta!r}", make))
 
 
 __all__ = ["NAME", "Host", "algorithms", "build"]

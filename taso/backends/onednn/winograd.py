@@ -33,6 +33,8 @@ from taso.backends.base import Array
 from taso.backends.lowering import LAST, Kernel, Layouts, Operand, Step
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
+from taso.backends.onednn.coded import Planned, code_runs, take
+from taso.backends.onednn.library import library
 from taso.backends.onednn.memory import DataType, MemoryDesc
 from taso.backends.onednn.places import (
     RESULT,
@@ -46,6 +48,10 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive
 from taso.backends.onednn.recipe import PrimitiveLaunch, Recipe, Supply
+from taso.backends.x86.launch import ProductLaunch, TransformLaunch
+from taso.backends.x86.posts import ByColumn
+from taso.backends.x86.products import Product, in_panels
+from taso.backends.x86.tiles import Axis, RowOfTiles, Transform
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs
 from taso.graph.ops.linear import conv_settings
@@ -59,6 +65,15 @@ _FEWEST_CHANNELS = 32
 
 _FEWEST_TILES = 112
 """Tiles in a block by which the weights that it reads are paid for, whatever the cache holds."""
+
+_FEWEST_BY_CODE = 56
+"""The same where the next weights are asked for while these are multiplied."""
+
+_CHUNK = 140
+"""Rows of a product by machine code that are multiplied with all columns before the next ones are."""
+
+_LINE = 16
+"""Elements in a line of the caches."""
 
 _MUCH = 48 << 10
 """Bytes of transformed data that are worth a launch of their own on one thread."""
@@ -222,9 +237,9 @@ class _Band:
     height: int
 
 
-def _bands(t: _Tiled, cache: int) -> Iterator[_Band]:
+def _bands(t: _Tiled, cache: int, fewest: int) -> Iterator[_Band]:
     """All tiles, in blocks of nearly equal size whose transformed data and products fit `cache` bytes."""
-    wanted = max(cache // (t.positions * (t.channels + t.filters) * _ITEM), _FEWEST_TILES)
+    wanted = max(cache // (t.positions * (t.channels + t.filters) * _ITEM), fewest)
     whole = t.rows.tiles * t.columns.tiles
     if whole <= wanted:
         for start, count in _parts(t.images, wanted // whole):
@@ -347,8 +362,8 @@ class Host(Protocol):
         ...
 
 
-def build(host: Host, step: Step, followers: Sequence[Step]) -> int | None:
-    """Adds the launches of a kernel by its algorithm; which operand was added to, whose memory may be the result's.
+def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
+    """Adds the launches of a kernel by its algorithm; the operands whose memory may be the result's.
 
     Raises `BackendError` where there is no algorithm of that name for the kernel.
     """
@@ -356,11 +371,13 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> int | None:
     tile = (int(name[1]), int(name[2])) if name else None
     if problem is None or tile not in _TILES[problem.filter]:
         raise BackendError(f"oneDNN has no algorithm {host.kernel.algorithm!r} for this kernel")
+    if _codes(host, step):
+        return _by_code(host, step, followers, problem.tiled(*tile))
     builder = _Builder(host, step, problem.tiled(*tile))
     fused = builder.fuse(followers)
     builder.run()
     host.behind(followers[fused:])
-    return builder.added
+    return frozenset() if builder.added is None else frozenset({builder.added})
 
 
 @dataclass(frozen=True)
@@ -393,7 +410,7 @@ class _Builder:
         threads = p.engine().library.get_max_threads()
         # where threads wait for each other at every launch, fewer launches are worth more than the cache
         scale = threads * min(threads, 2)
-        self.bands = tuple(_bands(tiled, second_level_cache() * scale))
+        self.bands = tuple(_bands(tiled, second_level_cache() * scale, _FEWEST_TILES))
         largest = self.sizes(max(self.bands, key=lambda b: b.images * b.height))
         lines = largest.data // tiled.columns.tiles * tiled.columns.size
         self.at_once = largest.data * _ITEM < _MUCH * scale
@@ -694,6 +711,68 @@ def _positions(size: int, count: int, u: int, v: int) -> int:
 
 def _at(place: Place, elements: int) -> Place:
     return replace(place, offset=place.offset + elements * _ITEM)
+
+
+# ── by machine code ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _codes(host: Host, step: Step) -> bool:
+    """Whether the transforms can be machine code: channels last in data and result."""
+    given = (host.kernel.operands[host.index(step, 0)], host.kernel.results[0])
+    return code_runs() and all(layouts_alike(host.layouts, o.type, o.layout, LAST) for o in given)
+
+
+def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled) -> frozenset[int]:
+    """Transforms and products as machine code (`taso.backends.x86`), with the steps behind in the last transform."""
+    threads, parallel = library().get_max_threads(), library().parallel_address
+    weight = host.index(step, 1)
+
+    def make(array: Array) -> Block:
+        return Block.of(in_panels(transformed_filter(array, t.rows.f, t.columns.f)))
+
+    panels = host.constant(weight, f"{host.kernel.algorithm} in panels", make)
+    bias = [Planned(ByColumn("add"), host.place(host.index(step, 2)))] if host.has(step, 2) else []
+    taken = take(host, followers, 1)
+    posts = (*bias, *taken.posts)
+    others = tuple(p.place for p in posts if p.place is not None)
+    bands = tuple(_bands(t, second_level_cache() * threads // 2, _FEWEST_BY_CODE * threads))
+    most = max(b.images * b.height for b in bands) * t.columns.tiles
+    data, made = (
+        host.recipe.add_scratch(t.positions * _apart(most * size) * _ITEM) for size in (t.channels, t.filters)
+    )
+    for band in bands:
+        tiles = band.images * band.height * t.columns.tiles
+        rows = tuple(
+            RowOfTiles(band.image + i, band.row + k, (i * band.height + k) * t.columns.tiles)
+            for i in range(band.images) for k in range(band.height)
+        )  # fmt: skip
+        apart = _apart(tiles * t.channels), _apart(tiles * t.filters)
+        read = Transform(_data_axis(t.rows), _data_axis(t.columns), t.channels, apart[0], False, (), threads)
+        product = Product(
+            tiles, t.channels, t.filters, t.channels, t.filters, (), t.positions, _CHUNK, threads, *apart,
+        )  # fmt: skip
+        axes = _output_axis(t.rows), _output_axis(t.columns)
+        write = Transform(*axes, t.filters, apart[1], True, tuple(p.post for p in posts), threads)
+        host.recipe.launches += [
+            TransformLaunch(read, parallel, rows, host.place(host.index(step, 0)), data),
+            ProductLaunch(product, parallel, data, panels, made),
+            TransformLaunch(write, parallel, rows, Place(RESULT), made, others),
+        ]
+    host.behind(followers[taken.count :])
+    return taken.added
+
+
+def _apart(elements: int) -> int:
+    """How far positions are from each other: an odd number of lines, so that they do not share a part of the cache."""
+    return (-(-elements // _LINE) | 1) * _LINE
+
+
+def _data_axis(axis: _Axis) -> Axis:
+    return Axis(axis.size, axis.pad, axis.f.outputs, axis.tiles, axis.f.data)
+
+
+def _output_axis(axis: _Axis) -> Axis:
+    return Axis(axis.out, 0, axis.f.outputs, axis.tiles, axis.f.output)
 
 
 # ── constants ────────────────────────────────────────────────────────────────────────────────────────────────────

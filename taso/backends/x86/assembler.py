@@ -156,6 +156,11 @@ class Assembler:
     def add_register(self, register: int, other: int) -> None:
         self._rex(b"\x03", register, other)
 
+    def align_down(self, register: int, size: int) -> None:
+        """To the multiple of `size`, a power of two, that is next below."""
+        self._rex(b"\x81", 4, register)
+        self._code += struct.pack("<i", -size)
+
     def shift_left(self, register: int, bits: int) -> None:
         self._rex(b"\xc1", 4, register)
         self._code.append(bits)

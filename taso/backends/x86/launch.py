@@ -1,4 +1,4 @@
-"""Products by machine code as launches of a recipe (`taso.backends.recipe`)."""
+"""Kernels of machine code as launches of a recipe (`taso.backends.recipe`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 
 from taso.backends.places import Place
 from taso.backends.recipe import Call
-from taso.backends.x86.products import Product, compiled
+from taso.backends.x86 import products, tiles
+from taso.backends.x86.products import Product
+from taso.backends.x86.tiles import RowOfTiles, Transform
+
+NAME = "x86:avx512"
+"""What these launches are called beside those of oneDNN."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,10 @@ class ProductLaunch:
 
     @property
     def name(self) -> str:
-        return "x86:avx512"
+        return NAME
 
     def bind(self, address: Callable[[Place], int]) -> tuple[Call, object]:
-        code = compiled(self.product, self.parallel)
+        code = products.compiled(self.product, self.parallel)
         return code.bind(
             address(self.left), address(self.panels), address(self.out), [address(place) for place in self.others]
         )
@@ -38,3 +43,30 @@ class ProductLaunch:
         """The same on other buffers."""
         others = tuple(to(place) for place in self.others)
         return replace(self, left=to(self.left), panels=to(self.panels), out=to(self.out), others=others)
+
+
+@dataclass(frozen=True)
+class TransformLaunch:
+    """A transform of rows of tiles, and the buffers of the picture, of the tiles and of what its posts read."""
+
+    transform: Transform
+    parallel: int
+    rows: tuple[RowOfTiles, ...]
+    picture: Place
+    tiles: Place
+    others: tuple[Place, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def bind(self, address: Callable[[Place], int]) -> tuple[Call, object]:
+        code = tiles.compiled(self.transform, self.parallel)
+        return code.bind(
+            self.rows, address(self.picture), address(self.tiles), [address(place) for place in self.others]
+        )
+
+    def moved(self, to: Callable[[Place], Place]) -> TransformLaunch:
+        """The same on other buffers."""
+        others = tuple(to(place) for place in self.others)
+        return replace(self, picture=to(self.picture), tiles=to(self.tiles), others=others)
