@@ -30,7 +30,7 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import depth_first, panels, qdq_kernels, quantized, winograd
+from taso.backends.onednn import channelwise, depth_first, panels, qdq_kernels, quantized, winograd
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
@@ -226,7 +226,8 @@ def ways(kernel: Kernel, layouts: Layouts, precision: str) -> tuple[str, ...]:
         return ()
     if precision == BF16 and narrows(kernel):
         return FLOAT32, *winograd.algorithms(kernel)
-    return winograd.algorithms(kernel) + panels.algorithms(kernel, layouts)
+    by_code = panels.algorithms(kernel, layouts) + channelwise.algorithms(kernel, layouts)
+    return winograd.algorithms(kernel) + by_code
 
 
 @dataclass(frozen=True)
@@ -548,8 +549,9 @@ class _Designer:
         if self.kernel.chained:
             return self.in_bands()
         step, followers = self.kernel.steps[0], self.kernel.steps[1:]
-        if self.kernel.algorithm == panels.NAME:
-            return self.in_panels(step, followers)
+        if self.kernel.algorithm in (panels.NAME, channelwise.NAME):
+            build = panels.build if self.kernel.algorithm == panels.NAME else channelwise.build
+            return self.share(build(self, step, followers), "product")
         anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
         if anchor is not None and (self.floats(step) or self.integer and step.op.name in ("MaxPool", "Transpose")):
             return anchor(self, step, followers)
@@ -611,17 +613,15 @@ class _Designer:
                 return self.emit(stem, followers)
         raise Unimplemented("oneDNN has no fast convolution of these sizes")
 
-    def in_panels(self, step: Step, followers: Sequence[Step]) -> None:
-        self.recipe.shares = panels.build(self, step, followers)
-        if self.in_place is not None and self.in_place not in self.recipe.shares:
-            raise NotInPlace("the sum does not run with the product")
-
-    def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
-        added = winograd.build(self, step, followers)
-        fitting = [i for follower in followers if (i := self.addend(follower)) is not None]
+    def share(self, added: frozenset[int], what: str) -> None:
+        """Notes which operands' memory may be the result's; raises `NotInPlace` where another one's is to be."""
+        fitting = [i for follower in self.kernel.steps[1:] if (i := self.addend(follower)) is not None]
         self.recipe.shares = added.intersection(fitting)
         if self.in_place is not None and self.in_place not in self.recipe.shares:
-            raise NotInPlace("the sum does not run with the convolution")
+            raise NotInPlace(f"the sum does not run with the {what}")
+
+    def conv_in_tiles(self, step: Step, followers: Sequence[Step]) -> None:
+        self.share(winograd.build(self, step, followers), "convolution")
 
     def conv_stem(self, step: Step, source: str, target: str, dtype: DataType) -> _Stem | None:
         """The convolution with data and weights of that type; what comes out is float32."""

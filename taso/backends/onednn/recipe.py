@@ -9,7 +9,7 @@ from taso.backends.onednn.memory import Memory, MemoryDesc
 from taso.backends.onednn.primitives import Primitive
 from taso.backends.places import CONSTANT, OPERAND, SCRATCH, Place
 from taso.backends.recipe import ArrayLaunch, Call, Recipe, Supply
-from taso.backends.x86.launch import ProductLaunch, TransformLaunch
+from taso.backends.x86.launch import CodeLaunch
 from taso.graph.errors import BackendError
 
 
@@ -57,7 +57,7 @@ def embed(recipe: Recipe, other: Recipe, operands: Sequence[Place], results: Seq
                 for specs in (launch.inputs, launch.outputs)
             )
             recipe.launches.append(replace(launch, inputs=read, outputs=made))
-        elif isinstance(launch, (ProductLaunch, TransformLaunch)):
+        elif isinstance(launch, CodeLaunch):
             recipe.launches.append(launch.moved(moved))
         else:
             raise BackendError(f"{launch.name} is no launch of oneDNN's")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from taso.backends.places import Place
 from taso.backends.recipe import Call
-from taso.backends.x86 import products, tiles
+from taso.backends.x86 import depthwise, products, tiles
+from taso.backends.x86.depthwise import Depthwise
 from taso.backends.x86.products import Product
 from taso.backends.x86.tiles import RowOfTiles, Transform
 
@@ -70,3 +71,34 @@ class TransformLaunch:
         """The same on other buffers."""
         others = tuple(to(place) for place in self.others)
         return replace(self, picture=to(self.picture), tiles=to(self.tiles), others=others)
+
+
+@dataclass(frozen=True)
+class DepthwiseLaunch:
+    """A depthwise convolution and the buffers of its data, filters and result and of what its posts read."""
+
+    problem: Depthwise
+    parallel: int
+    data: Place
+    filters: Place
+    out: Place
+    others: tuple[Place, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def bind(self, address: Callable[[Place], int]) -> tuple[Call, object]:
+        code = depthwise.compiled(self.problem, self.parallel)
+        return code.bind(
+            address(self.data), address(self.filters), address(self.out), [address(place) for place in self.others]
+        )
+
+    def moved(self, to: Callable[[Place], Place]) -> DepthwiseLaunch:
+        """The same on other buffers."""
+        others = tuple(to(place) for place in self.others)
+        return replace(self, data=to(self.data), filters=to(self.filters), out=to(self.out), others=others)
+
+
+CodeLaunch = (ProductLaunch, TransformLaunch, DepthwiseLaunch)
+"""All launches of machine code."""

@@ -1,0 +1,197 @@
+"""Depthwise convolutions, each channel by itself, by machine code written for the sizes at hand.
+
+Up to eight pixels of a row of the result, of 16 channels each, are summed up in registers together, so that what a tap
+reads serves several of them; what is done with each element follows before it is stored. Padding is not read. Tensors
+have their channels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso.backends.recipe import Call
+from taso.backends.x86.assembler import R8, R9, R11, R12, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
+from taso.backends.x86.posts import Element, Finish, Post, numbered, operands
+from taso.backends.x86.worker import Runnable, Worker
+
+WIDTH = 16
+_PIXELS = 8
+"""Pixels of the result that are summed up together."""
+_MOST_TAPS = 20
+"""Taps of a row of a filter, each of which has a register."""
+_LINE, _FLOAT = 64, 4
+_TAIL = 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """One direction: pixels of data and of the result, taps, how far windows are apart, padding before the data."""
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    pad: int
+
+    def inside(self, place: int) -> tuple[bool, ...]:
+        """Which taps of the window of a pixel of the result are in the picture."""
+        first = place * self.stride - self.pad
+        return tuple(0 <= first + tap < self.size for tap in range(self.taps))
+
+    def blocks(self) -> list[tuple[tuple[tuple[bool, ...], ...], int]]:
+        """Pixels of the result in blocks, those together that read alike: which taps each reads, and how many blocks.
+        """
+        count = -(-self.out // _PIXELS)
+        low, more = divmod(self.out, count)
+        places = iter(range(self.out))
+        kinds = [
+            tuple(self.inside(next(places)) for _ in range(low + (number < more))) for number in range(count)
+        ]  # fmt: skip
+        return [(kind, len(list(group))) for kind, group in groupby(kinds)]
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """The convolution of each channel with its own filter, of `images` pictures."""
+
+    images: int
+    channels: int
+    rows: Span
+    columns: Span
+    posts: tuple[Post, ...] = ()
+    threads: int = 1
+
+
+def possible(taps: int) -> bool:
+    """Whether there are registers for filters of so many columns."""
+    return taps <= _MOST_TAPS
+
+
+def by_vector(filters: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Filters (channels, rows, columns) as the code reads them: 16 channels at a time, tap by tap."""
+    channels, rows, columns = filters.shape
+    padded = np.zeros((-(-channels // WIDTH) * WIDTH, rows, columns), np.float32)
+    padded[:channels] = filters
+    return np.ascontiguousarray(padded.reshape(-1, WIDTH, rows, columns).transpose(0, 2, 3, 1)).reshape(-1)
+
+
+class Compiled:
+    """The machine code of one convolution."""
+
+    def __init__(self, problem: Depthwise, parallel: int) -> None:
+        """`parallel` is the address of libgomp's GOMP_parallel."""
+        writer = _Writer(problem, parallel)
+        self.problem = problem
+        self._runnable = Runnable(writer.asm.finish(), writer.worker.offset)
+        self._routines = writer.routines
+
+    def bind(self, data: int, filters: int, out: int, others: Sequence[int]) -> tuple[Call, object]:
+        """What runs it on tensors at these addresses; `others` are those of its posts' operands, in order."""
+        d, pixel = self.problem, self.problem.channels * _FLOAT
+        tasks = []
+        for image in range(d.images):
+            for row in range(d.rows.out):
+                first = image * d.rows.size + row * d.rows.stride - d.rows.pad
+                tasks.append([
+                    self._routines[d.rows.inside(row)], data + (first * d.columns.size - d.columns.pad) * pixel,
+                    out + (image * d.rows.out + row) * d.columns.out * pixel, filters,
+                ])  # fmt: skip
+        return self._runnable.bind(tasks, operands(d.posts, out, others))
+
+
+@lru_cache(maxsize=256)
+def compiled(problem: Depthwise, parallel: int) -> Compiled:
+    """The machine code of a convolution, written once."""
+    return Compiled(problem, parallel)
+
+
+# ── writing it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+_SPARE = (28, 29, 30, 31)
+_FACTORS = 28
+"""Registers below this one hold a row of the filter, the first ones the sums."""
+
+
+class _Writer:
+    """Writes the code: a worker, and a routine for each kind of row of the result.
+
+    In a routine R12 is what the first tap of a block's first pixel reads, R8 that pixel of the result, RDX the filters;
+    RSI, RBX and R11 go through the channels, of which R9 says how many bytes are done.
+    """
+
+    def __init__(self, problem: Depthwise, parallel: int) -> None:
+        d = self.d = problem
+        self.asm = Assembler()
+        self.routines: dict[tuple[bool, ...], int] = {}
+        masks = {_TAIL: d.channels % WIDTH} if d.channels % WIDTH else {}
+        self.worker = Worker(self.asm, d.threads, parallel, (R12, R8, RDX), masks)
+        self.finish = Finish(self.asm, self.worker, RBX, R9, _SPARE)
+        for row in range(d.rows.out):
+            if d.rows.inside(row) not in self.routines:
+                self._routine(d.rows.inside(row))
+
+    def _routine(self, rows: tuple[bool, ...]) -> None:
+        a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
+        self.routines[rows] = a.offset(a.here())
+        for columns, count in d.columns.blocks():
+            a.constant(RDI, count)
+            block = a.here()
+            a.copy(RSI, R12)
+            a.copy(RBX, R8)
+            a.copy(R11, RDX)
+            a.zero(R9)
+            if d.channels >= WIDTH:
+                a.constant(RCX, d.channels // WIDTH)
+                vector = a.here()
+                self._block(rows, columns, 0)
+                for register in (RSI, RBX, R9):
+                    a.add(register, _LINE)
+                a.add(R11, d.rows.taps * d.columns.taps * _LINE)
+                a.add(RCX, -1)
+                a.jump(vector, "nonzero")
+            if d.channels % WIDTH:
+                self._block(rows, columns, _TAIL)
+            a.add(R12, len(columns) * d.columns.stride * pixel)
+            a.add(R8, len(columns) * pixel)
+            a.add(RDI, -1)
+            a.jump(block, "nonzero")
+        a.jump(self.worker.following)
+
+    def _block(self, rows: tuple[bool, ...], columns: tuple[tuple[bool, ...], ...], mask: int) -> None:
+        """Some pixels of a row of the result: `columns` has which taps each of them reads."""
+        a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
+        elements = [Element(z, z * pixel, 0, mask) for z in range(len(columns))]
+        posts = numbered(d.posts)
+        for element in elements:
+            a.vector("xor", *(element.register,) * 3)
+        for i in (i for i, inside in enumerate(rows) if inside):
+            self._row(i, columns, mask)
+        self.finish.write(posts, elements)
+        for element in elements:
+            a.write(Mem(RBX, element.offset), element.register, mask)
+
+    def _row(self, i: int, columns: tuple[tuple[bool, ...], ...], mask: int) -> None:
+        """Adds what one row of the filter makes of what it reads."""
+        a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
+        uses: dict[int, list[tuple[int, int]]] = {}
+        for j in range(d.columns.taps):
+            for z, inside in enumerate(columns):
+                if inside[j]:
+                    uses.setdefault(z * d.columns.stride + j, []).append((z, j))
+        factors = {j: _FACTORS - 1 - j for j in sorted({j for used in uses.values() for _, j in used})}
+        for j, register in factors.items():
+            a.move(register, Mem(R11, (i * d.columns.taps + j) * _LINE))
+        for number, (place, used) in enumerate(sorted(uses.items())):
+            read = _SPARE[number % len(_SPARE)]
+            a.move(read, Mem(RSI, (i * d.columns.size + place) * pixel), mask)
+            for z, j in used:
+                a.vector("fma231", z, read, factors[j])
+
+
+__all__ = ["Compiled", "Depthwise", "Span", "by_vector", "compiled", "possible"]
