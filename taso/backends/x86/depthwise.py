@@ -15,6 +15,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
 from taso.backends.x86.assembler import R8, R9, R11, R12, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
 from taso.backends.x86.posts import Element, Finish, Post, numbered, operands
@@ -78,7 +79,11 @@ def by_vector(filters: NDArray[np.float32]) -> NDArray[np.float32]:
     channels, rows, columns = filters.shape
     padded = np.zeros((-(-channels // WIDTH) * WIDTH, rows, columns), np.float32)
     padded[:channels] = filters
-    return np.ascontiguousarray(padded.reshape(-1, WIDTH, rows, columns).transpose(0, 2, 3, 1)).reshape(-1)
+    vectors = padded.reshape(-1, WIDTH, rows, columns).transpose(0, 2, 3, 1)
+    out = zeroed(vectors.size * _FLOAT).view(np.float32).reshape(vectors.shape)
+    out[:] = vectors
+    flat: NDArray[np.float32] = out.reshape(-1)
+    return flat
 
 
 class Compiled:

@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
 from taso.backends.x86.assembler import R8, R9, R11, R12, R13, RAX, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
 from taso.backends.x86.posts import ByColumn, ByElement, Element, Finish, Post, numbered, operands
@@ -91,7 +92,9 @@ def in_panels(matrices: NDArray[np.float32]) -> NDArray[np.float32]:
     width = PANEL * WIDTH
     whole, rest = divmod(columns, width)
     padded = -(-rest // WIDTH) * WIDTH
-    out = np.zeros((batch, inner * (whole * width + padded)), np.float32)
+    length = inner * (whole * width + padded)
+    # in lines of the cache, and on large pages
+    out = zeroed(batch * length * _FLOAT).view(np.float32).reshape(batch, length)
     edge = inner * whole * width
     panels = matrices[:, :, : whole * width].reshape(batch, inner, whole, width)
     out[:, :edge] = panels.transpose(0, 2, 1, 3).reshape(batch, -1)
