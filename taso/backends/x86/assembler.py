@@ -186,6 +186,10 @@ class Assembler:
         """Asks for a line of memory in the first- or second-level cache (PREFETCHT0, PREFETCHT1)."""
         self._rex(b"\x0f\x18", level, source, wide=False)
 
+    def prefetch_to_write(self, source: Mem) -> None:
+        """Asks for a line of memory that will be written to (PREFETCHW)."""
+        self._rex(b"\x0f\x0d", 1, source, wide=False)
+
     def jump(self, label: Label, condition: str = "") -> None:
         self._code += bytes([0x0F, _CONDITIONS[condition]]) if condition else b"\xe9"
         self._jumps.append((len(self._code), label))

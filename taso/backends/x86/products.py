@@ -229,6 +229,8 @@ class _Writer:
             for i, row in enumerate(sums) for j, z in enumerate(row)
         ]  # fmt: skip
         posts = self._start(elements[:vectors], elements)
+        for element in elements:
+            a.prefetch_to_write(Mem(RBX, element.offset))
         a.copy(RAX, RDX)
         turns, rest = divmod(self.p.inner, _UNROLLED)
         if turns:
