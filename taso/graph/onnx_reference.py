@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import onnx
 import onnx.defs
 import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
-from onnx.reference import ReferenceEvaluator
 
 from taso.graph.errors import GraphError
 from taso.graph.graph import Node
-from taso.graph.onnx_corrected import Loop, LpNormalization, Scan
 from taso.graph.onnx_protos import all_names, spell, tensor_proto, type_proto
 from taso.graph.operator import Array, Attrs, Operator, Trait, Types
 from taso.graph.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,11 @@ def _evaluator(
 
 
 def _reference(model: ModelProto) -> ReferenceEvaluator:
+    # here, for it takes ten megabytes, of which a process that runs models needs none
+    from onnx.reference import ReferenceEvaluator
+
+    from taso.graph.onnx_corrected import Loop, LpNormalization, Scan
+
     opset = next(said.version for said in model.opset_import if said.domain == "")
     # Scan of version 8 is another operator, which the reference does not know either
     return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, *([Scan] if opset >= 9 else [])])
