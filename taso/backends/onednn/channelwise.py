@@ -45,14 +45,14 @@ def _problem(kernel: Kernel, layouts: Layouts) -> Depthwise | None:
     if any(0 in t.static_shape for t in tensors) or not channels == weight[0] == full.int("group"):
         return None
     strides, pads = full.ints("strides"), full.ints("pads")
-    if set(full.ints("dilations")) != {1} or not all(possible(taps) for taps in weight[2:]):
+    if set(full.ints("dilations")) != {1}:
         return None
     if not all(layouts_alike(layouts, o.type, o.layout, LAST) for o in (given[0], out)):
         return None
     rows, columns = (
         Span(sizes[a], out.type.static_shape[2 + a], weight[2 + a], strides[a], pads[a]) for a in range(2)
     )
-    return Depthwise(n, channels, rows, columns)
+    return Depthwise(n, channels, rows, columns) if possible(rows, columns) else None
 
 
 class Host(Behind, Protocol):

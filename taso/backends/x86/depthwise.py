@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
-from taso.backends.x86.assembler import R8, R9, R11, R12, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
+from taso.backends.x86.assembler import R8, R9, R10, R11, R12, R13, R14, RAX, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
 from taso.backends.x86.posts import Element, Finish, Post, numbered, operands
 from taso.backends.x86.worker import Runnable, Worker
 
@@ -69,9 +69,9 @@ class Depthwise:
     threads: int = 1
 
 
-def possible(taps: int) -> bool:
-    """Whether there are registers for filters of so many columns."""
-    return taps <= _MOST_TAPS
+def possible(rows: Span, columns: Span) -> bool:
+    """Whether there are registers for a row of the filter, and every window meets the picture."""
+    return columns.taps <= _MOST_TAPS and all(any(s.inside(i)) for s in (rows, columns) for i in range(s.out))
 
 
 def by_vector(filters: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -94,7 +94,7 @@ class Compiled:
         writer = _Writer(problem, parallel)
         self.problem = problem
         self._runnable = Runnable(writer.asm.finish(), writer.worker.offset)
-        self._routines = writer.routines
+        self._routine = writer.routine
 
     def bind(self, data: int, filters: int, out: int, others: Sequence[int]) -> tuple[Call, object]:
         """What runs it on tensors at these addresses; `others` are those of its posts' operands, in order."""
@@ -102,10 +102,13 @@ class Compiled:
         tasks = []
         for image in range(d.images):
             for row in range(d.rows.out):
-                first = image * d.rows.size + row * d.rows.stride - d.rows.pad
+                inside = d.rows.inside(row)
+                skipped = inside.index(True)
+                first = image * d.rows.size + row * d.rows.stride - d.rows.pad + skipped
                 tasks.append([
-                    self._routines[d.rows.inside(row)], data + (first * d.columns.size - d.columns.pad) * pixel,
-                    out + (image * d.rows.out + row) * d.columns.out * pixel, filters,
+                    self._routine, data + (first * d.columns.size - d.columns.pad) * pixel,
+                    out + (image * d.rows.out + row) * d.columns.out * pixel,
+                    filters + skipped * d.columns.taps * _LINE, sum(inside),
                 ])  # fmt: skip
         return self._runnable.bind(tasks, operands(d.posts, out, others))
 
@@ -124,26 +127,24 @@ _FACTORS = 28
 
 
 class _Writer:
-    """Writes the code: a worker, and a routine for each kind of row of the result.
+    """Writes the code: a worker, and the routine for a row of the result.
 
-    In a routine R12 is what the first tap of a block's first pixel reads, R8 that pixel of the result, RDX the filters;
-    RSI, RBX and R11 go through the channels, of which R9 says how many bytes are done.
+    R12 is what the first tap of a block's first pixel reads, R8 that pixel of the result, RDX the filters, R13 how many
+    of their rows are read; RSI, RBX and R11 go through the channels, of which R9 says how many bytes are done, and R10,
+    R14 and RAX through the rows.
     """
 
     def __init__(self, problem: Depthwise, parallel: int) -> None:
         d = self.d = problem
         self.asm = Assembler()
-        self.routines: dict[tuple[bool, ...], int] = {}
         masks = {_TAIL: d.channels % WIDTH} if d.channels % WIDTH else {}
-        self.worker = Worker(self.asm, d.threads, parallel, (R12, R8, RDX), masks)
+        self.worker = Worker(self.asm, d.threads, parallel, (R12, R8, RDX, R13), masks)
         self.finish = Finish(self.asm, self.worker, RBX, R9, _SPARE)
-        for row in range(d.rows.out):
-            if d.rows.inside(row) not in self.routines:
-                self._routine(d.rows.inside(row))
+        self.routine = self.asm.offset(self.asm.here())
+        self._row_of_result()
 
-    def _routine(self, rows: tuple[bool, ...]) -> None:
+    def _row_of_result(self) -> None:
         a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
-        self.routines[rows] = a.offset(a.here())
         for columns, count in d.columns.blocks():
             a.constant(RDI, count)
             block = a.here()
@@ -154,34 +155,40 @@ class _Writer:
             if d.channels >= WIDTH:
                 a.constant(RCX, d.channels // WIDTH)
                 vector = a.here()
-                self._block(rows, columns, 0)
+                self._block(columns, 0)
                 for register in (RSI, RBX, R9):
                     a.add(register, _LINE)
                 a.add(R11, d.rows.taps * d.columns.taps * _LINE)
                 a.add(RCX, -1)
                 a.jump(vector, "nonzero")
             if d.channels % WIDTH:
-                self._block(rows, columns, _TAIL)
+                self._block(columns, _TAIL)
             a.add(R12, len(columns) * d.columns.stride * pixel)
             a.add(R8, len(columns) * pixel)
             a.add(RDI, -1)
             a.jump(block, "nonzero")
         a.jump(self.worker.following)
 
-    def _block(self, rows: tuple[bool, ...], columns: tuple[tuple[bool, ...], ...], mask: int) -> None:
+    def _block(self, columns: tuple[tuple[bool, ...], ...], mask: int) -> None:
         """Some pixels of a row of the result: `columns` has which taps each of them reads."""
         a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
         elements = [Element(z, z * pixel, 0, mask) for z in range(len(columns))]
-        posts = numbered(d.posts)
         for element in elements:
             a.vector("xor", *(element.register,) * 3)
-        for i in (i for i, inside in enumerate(rows) if inside):
-            self._row(i, columns, mask)
-        self.finish.write(posts, elements)
+        a.copy(R10, RSI)
+        a.copy(R14, R11)
+        a.copy(RAX, R13)
+        row = a.here()
+        self._row(columns, mask)
+        a.add(R10, d.columns.size * pixel)
+        a.add(R14, d.columns.taps * _LINE)
+        a.add(RAX, -1)
+        a.jump(row, "nonzero")
+        self.finish.write(numbered(d.posts), elements)
         for element in elements:
             a.write(Mem(RBX, element.offset), element.register, mask)
 
-    def _row(self, i: int, columns: tuple[tuple[bool, ...], ...], mask: int) -> None:
+    def _row(self, columns: tuple[tuple[bool, ...], ...], mask: int) -> None:
         """Adds what one row of the filter makes of what it reads."""
         a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
         uses: dict[int, list[tuple[int, int]]] = {}
@@ -191,10 +198,10 @@ class _Writer:
                     uses.setdefault(z * d.columns.stride + j, []).append((z, j))
         factors = {j: _FACTORS - 1 - j for j in sorted({j for used in uses.values() for _, j in used})}
         for j, register in factors.items():
-            a.move(register, Mem(R11, (i * d.columns.taps + j) * _LINE))
+            a.move(register, Mem(R14, j * _LINE))
         for number, (place, used) in enumerate(sorted(uses.items())):
             read = _SPARE[number % len(_SPARE)]
-            a.move(read, Mem(RSI, (i * d.columns.size + place) * pixel), mask)
+            a.move(read, Mem(R10, place * pixel), mask)
             for z, j in used:
                 a.vector("fma231", z, read, factors[j])
 
