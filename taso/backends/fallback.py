@@ -340,6 +340,6 @@ def evaluated(kernel: Kernel) -> Callable[[Sequence[Array]], tuple[Array, ...]]:
             last = number == len(kernel.steps) - 1
             outs = [r.type for r in kernel.results] if last else list(step.op.types_of(types, step.attrs))
             held.append((evaluate_operator(step.op, step.attrs, types, outs, arrays), outs))
-        return held[-1][0]
+        return held[-1][0][: len(kernel.results)]
 
     return run

@@ -30,7 +30,7 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import channelwise, depth_first, panels, qdq_kernels, quantized, winograd
+from taso.backends.onednn import attention, channelwise, depth_first, panels, qdq_kernels, quantized, winograd
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
@@ -557,6 +557,8 @@ class _Designer:
             return anchor(self, step, followers)
         if step.op.has(Trait.ELEMENTWISE):
             return self.elementwise(step, followers)
+        if step.op.name == "Attention" and not step.op.domain:
+            return attention.build(self, step)
         of_integers = quantized.ANCHORS.get(step.op.name) if not step.op.domain else None
         if of_integers is not None and not followers and self.lie_plainly():
             return of_integers(self, step)
