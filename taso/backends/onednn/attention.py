@@ -120,7 +120,8 @@ class Bias:
         return np.ascontiguousarray(total, np.float32)
 
     def _of_mask(self, mask: Array) -> Floats:
-        added: Floats = _forbidden(np.logical_not(mask)) if mask.dtype == np.bool_ else mask.astype(np.float32, copy=False)
+        hides = mask.dtype == np.bool_
+        added = _forbidden(np.logical_not(mask)) if hides else mask.astype(np.float32, copy=False)
         shape = (1,) * (4 - added.ndim) + added.shape
         missing, added = self.keys - shape[-1], added.reshape(shape)
         if missing > 0:

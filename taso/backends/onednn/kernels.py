@@ -54,6 +54,7 @@ from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Su
 from taso.backends.onednn.winograd import second_level_cache
 from taso.backends.places import row_major_strides
 from taso.backends.recipe import BY_DEFINITION, NotInPlace
+from taso.backends.running import blocks
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops.linear import conv_settings
@@ -1073,6 +1074,15 @@ class _Designer:
         target = MemoryDesc.plain(self.out_dims, self.dtype(self.out))
         self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
 
+    def regrouped(self, step: Step, followers: Sequence[Step]) -> None:
+        """DepthToSpace and SpaceToDepth: a transpose of six axes."""
+        x = self.operand(step, 0)
+        self.lie_plainly_here(step)
+        dims, order = blocks(step.attrs, x.type.static_shape, step.op.name == "DepthToSpace")
+        source = MemoryDesc.plain(dims, _F32).permute(order)
+        target = MemoryDesc.plain([dims[a] for a in order], _F32)
+        self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
+
     # ── element by element ───────────────────────────────────────────────────────────────────────────────────────
 
     def elementwise(self, step: Step, followers: Sequence[Step]) -> None:
@@ -1289,6 +1299,8 @@ _ANCHORS: dict[str, _Anchor] = {
     "Split": _Designer.split,
     "Slice": _Designer.slice,
     "Transpose": _Designer.transpose,
+    "DepthToSpace": _Designer.regrouped,
+    "SpaceToDepth": _Designer.regrouped,
 }
 
 __all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "WHOLE", "OneDNNFusion", "design"]
