@@ -30,7 +30,7 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import attention, channelwise, depth_first, panels, qdq_kernels, quantized, winograd
+from taso.backends.onednn import attention, channelwise, contraction, depth_first, panels, qdq_kernels, quantized, winograd
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
@@ -1083,6 +1083,17 @@ class _Designer:
         target = MemoryDesc.plain([dims[a] for a in order], _F32)
         self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
 
+    def einsum(self, step: Step, followers: Sequence[Step]) -> None:
+        shapes = [self.operand(step, i).type.static_shape for i in range(len(step.inputs))]
+        found = contraction.contraction(step.attrs.str("equation"), shapes)
+        if found is None:
+            return self.move(step)
+        try:
+            contraction.build(self, step, found)
+        except Unimplemented:
+            self.recipe = Recipe()
+            self.move(step)
+
     # ── element by element ───────────────────────────────────────────────────────────────────────────────────────
 
     def elementwise(self, step: Step, followers: Sequence[Step]) -> None:
@@ -1299,6 +1310,7 @@ _ANCHORS: dict[str, _Anchor] = {
     "Split": _Designer.split,
     "Slice": _Designer.slice,
     "Transpose": _Designer.transpose,
+    "Einsum": _Designer.einsum,
     "DepthToSpace": _Designer.regrouped,
     "SpaceToDepth": _Designer.regrouped,
 }
