@@ -7,7 +7,7 @@ between plain tensors. What neither covers is evaluated from the operator's defi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -274,12 +274,22 @@ def _pad(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
         slice(max(0, b), max(0, b) + s.stop - s.start) for b, s in zip(before, source, strict=True)
     )  # fmt: skip
     value = np.asarray(attrs["value"]).astype(out.dtype.numpy)
+    edges = list(_edges(target, wide))
 
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-        outs[0].fill(value)
+        for edge in edges:
+            outs[0][edge] = value
         np.copyto(outs[0][target], inputs[0][source])
 
     return run
+
+
+def _edges(target: Sequence[slice], wide: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """What lies around a part of a tensor, axis by axis."""
+    for axis, (part, size) in enumerate(zip(target, wide, strict=True)):
+        for start, stop in ((0, part.start), (part.stop, size)):
+            if start < stop:
+                yield (*target[:axis], slice(start, stop))
 
 
 def _pad_by_index(attrs: Attrs, x: TensorType) -> Run | None:
@@ -287,17 +297,23 @@ def _pad_by_index(attrs: Attrs, x: TensorType) -> Run | None:
     mode, pads = attrs.str("mode"), attrs.ints("pads")
     if mode not in ("reflect", "edge", "wrap") or min(pads) < 0 or 0 in x.static_shape:
         return None
-    sides = zip(x.static_shape, pads[: x.rank], pads[x.rank :], strict=True)
+    sides = list(zip(x.static_shape, pads[: x.rank], pads[x.rank :], strict=True))
     places = [np.pad(np.arange(n), (before, after), mode=mode) for n, before, after in sides]  # type: ignore[call-overload]  # a mode of NumPy's by now
-    changed = [axis for axis, n in enumerate(x.static_shape) if len(places[axis]) != n]
+    target = tuple(slice(before, before + n) for n, before, _ in sides)
+    # each axis from what is there by then, all of the ones behind it
+    copies = []
+    for axis in reversed(range(x.rank)):
+        n, before, after = sides[axis]
+        for start, stop in ((0, before), (before + n, before + n + after)):
+            if start < stop:
+                edge = (*target[:axis], slice(start, stop))
+                copies.append((edge, target[:axis], axis, places[axis][start:stop] + before))
 
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-        array = inputs[0]
-        for axis in changed:
-            last = axis == changed[-1]
-            array = array.take(places[axis], axis, out=outs[0] if last else None, mode="clip")
-        if not changed:
-            np.copyto(outs[0], array)
+        out = outs[0]
+        np.copyto(out[target], inputs[0])
+        for edge, inside, axis, found in copies:
+            out[edge] = out[inside].take(found, axis, mode="clip")
 
     return run
 

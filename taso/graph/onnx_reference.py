@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from taso.graph.errors import GraphError
 from taso.graph.graph import Node
-from taso.graph.onnx_corrected import Loop, LpNormalization, Scan
+from taso.graph.onnx_corrected import Loop, LpNormalization, NonMaxSuppression, Scan
 from taso.graph.onnx_protos import all_names, spell, tensor_proto, type_proto
 from taso.graph.operator import Array, Attrs, Operator, Trait, Types
 from taso.graph.types import DType, TensorType
@@ -98,7 +98,8 @@ def _evaluator(
 def _reference(model: ModelProto) -> ReferenceEvaluator:
     opset = next(said.version for said in model.opset_import if said.domain == "")
     # Scan of version 8 is another operator, which the reference does not know either
-    return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, *([Scan] if opset >= 9 else [])])
+    scan = [Scan] if opset >= 9 else []
+    return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, NonMaxSuppression, *scan])
 
 
 def _converted(model: ModelProto, opset: int) -> ReferenceEvaluator | None:

@@ -504,3 +504,38 @@ def test_an_equation_gives_what_onnx_says(equation: str, constant: tuple[int, ..
     if constant and len(shapes) < 2:
         return
     check("Einsum", shapes, {"equation": equation}, weights=constant)
+
+
+# ── boxes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("centred", (0, 1))
+@pytest.mark.parametrize("most", (0, 3, 500))
+@pytest.mark.parametrize("overlap", (0.0, 0.3, 1.0))
+def test_boxes_that_overlap_are_suppressed(overlap: float, most: int, centred: int) -> None:
+    rng = np.random.default_rng(32)
+    boxes = (rng.random((2, 60, 4)) * 10).astype(np.float32)
+    boxes[0, 7] = boxes[0, 8] = boxes[0, 9]
+    boxes[1, 5, 2:] = boxes[1, 5, :2] if not centred else 0
+    scores = rng.integers(0, 20, (2, 3, 60)).astype(np.float32)
+    limits = [np.array([most], np.int64), np.array([overlap], np.float32), np.array([4.0], np.float32)]
+    attrs = {"center_point_box": centred}
+    check("NonMaxSuppression", [boxes, scores, *limits], attrs, weights=(2, 3, 4), exact=True, own=False)
+    check("NonMaxSuppression", [boxes, scores, *limits[:2]], attrs, weights=(2, 3), exact=True, own=False)
+
+
+# ── pads ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("pads", ((1, 2, 0, 3, 2, 0, 3, 1), (0, 0, 2, 2, 0, 0, 2, 2), (0, 0, 0, 1, 0, 0, 0, 0),
+                                  (-1, 2, 0, 3, 2, -1, -1, 1), (0, -2, 0, 0, 0, -1, 9, -4)))  # fmt: skip
+@pytest.mark.parametrize("mode", ("constant", "reflect", "edge", "wrap"))
+def test_a_tensor_is_padded(mode: str, pads: Sequence[int]) -> None:
+    if mode != "constant" and (min(pads) < 0 or max(pads) > 3):
+        return
+    for dtype in (np.float32, np.int32):
+        x = (np.random.default_rng(33).standard_normal((4, 4, 5, 6)) * 9).astype(dtype)
+        given = [x, np.array(pads, np.int64), *([np.asarray(7, dtype)] if mode == "constant" else [])]
+        # onnx.reference cuts nothing off
+        oracle = "onnxruntime" if min(pads) < 0 else "reference"
+        check("Pad", given, {"mode": mode}, weights=(1, 2)[: len(given) - 1], exact=True, oracle=oracle)
