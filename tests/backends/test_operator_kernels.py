@@ -9,7 +9,7 @@ import models
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper, parser
 
 import taso
 from taso.backends.onednn.backend import OneDNNBackend
@@ -539,3 +539,38 @@ def test_a_tensor_is_padded(mode: str, pads: Sequence[int]) -> None:
         # onnx.reference cuts nothing off
         oracle = "onnxruntime" if min(pads) < 0 else "reference"
         check("Pad", given, {"mode": mode}, weights=(1, 2)[: len(given) - 1], exact=True, oracle=oracle)
+
+
+# ── in a search ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+LAYER = """
+<ir_version: 10, opset_import: ["": 23]>
+layer (float[2, 6, 16] x, float[16, 16] a, float[16, 16] b, float[16, 16] c, float[2, 2, 3, 8] before)
+  => (float[2, 6, 16] y, float[2, 2, 9, 8] keys)
+{
+  q = MatMul (x, a)
+  k = MatMul (x, b)
+  v = MatMul (x, c)
+  z, keys, values = Attention <q_num_heads: int = 2, kv_num_heads: int = 2> (q, k, v, , before, before)
+  twice = Add (z, z)
+  y = Relu (twice)
+}
+"""
+
+
+@pytest.mark.parametrize("objective", ("time", "memory"))
+def test_a_graph_with_an_attention_of_which_not_all_is_read_is_optimized(objective: str) -> None:
+    model = parser.parse_model(LAYER)
+    feeds = models.random_feeds(model)
+    best = taso.optimize(model, backend="onednn", threads=1, time_limit=5, objective=objective, progress=False)
+    found = taso.compile(best, "onednn", 1)(feeds)
+    for a, b in zip(found.values(), models.by_reference(model, feeds), strict=True):
+        assert models.relative_error(a, b) <= TOLERANCE
+
+
+def test_what_nobody_reads_of_an_attention_takes_no_memory() -> None:
+    shape = (1, 2, 512, 16)
+    model, _ = model_of("Attention", filled([shape] * 3), {}, opset=23)
+    peak = OneDNNBackend(1).compile(taso.load(model)).peak_bytes
+    # those of one head are there at a time; the scores of both would be 2 MiB
+    assert peak < 2 << 20
