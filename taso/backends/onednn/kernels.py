@@ -30,7 +30,16 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import attention, channelwise, contraction, depth_first, panels, qdq_kernels, quantized, winograd
+from taso.backends.onednn import (
+    attention,
+    channelwise,
+    contraction,
+    depth_first,
+    panels,
+    qdq_kernels,
+    quantized,
+    winograd,
+)
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
@@ -65,7 +74,7 @@ from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
 
-KERNEL_FORMAT = 6
+KERNEL_FORMAT = 7
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 _MOST_POST_OPS = 32
