@@ -7,14 +7,19 @@ between plain tensors. What neither covers is evaluated from the operator's defi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taso.backends.base import Array
 from taso.backends.lowering import Kernel
+from taso.backends.picking import PICKERS
 from taso.backends.recurrent import RECURRENT, recurrent
+from taso.backends.regions import REGIONS
 from taso.backends.resizing import resize
+from taso.backends.running import RUNNERS
 from taso.graph.errors import BackendError
 from taso.graph.evaluate import evaluate_operator
 from taso.graph.operator import Attrs, Operator, Types
@@ -41,6 +46,20 @@ _HELD = _NUMBER | {DType.BOOL}
 
 def _ufunc(function: np.ufunc) -> ElementFunction:
     return lambda inputs, out, attrs: function(*inputs, out=out, casting="unsafe")
+
+
+def _divide(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
+    """Quotients; those of integers are cut off towards 0."""
+    a, b = (cast("NDArray[np.float32]", x) for x in inputs)
+    if out.dtype.kind not in "iu":
+        np.divide(a, b, out=out)
+        return
+    # neither may be the memory of the result where signs matter
+    signs = out.dtype.kind == "i" and bool((a < 0).any() or (b < 0).any())
+    rounded = np.floor_divide(a, b) if signs else np.floor_divide(a, b, out=cast("NDArray[np.float32]", out))
+    if signs:
+        down = ((a < 0) != (b < 0)) & (rounded * b != a) & (b != 0)
+        np.add(rounded, down, out=out, casting="unsafe")
 
 
 def _chain(function: np.ufunc) -> ElementFunction:
@@ -85,6 +104,23 @@ def _leaky(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
     np.multiply(inputs[0], slope, out=out, where=np.less(inputs[0], 0))
 
 
+def _thresholded(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
+    alpha = inputs[0].dtype.type(attrs.float("alpha"))
+    bits = np.dtype(f"i{out.dtype.itemsize}")
+    kept = np.negative(np.greater(inputs[0], alpha).astype(bits))
+    np.bitwise_and(inputs[0].view(bits), kept, out=out.view(bits))
+
+
+def _celu(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
+    alpha = out.dtype.type(attrs.float("alpha"))
+    below = np.minimum(inputs[0], 0)
+    np.divide(below, alpha, out=below)
+    np.expm1(below, out=below)
+    np.multiply(below, alpha, out=below)
+    np.maximum(inputs[0], 0, out=out)
+    np.add(out, below, out=out)
+
+
 def _copy(inputs: Sequence[Array], out: Array, attrs: Attrs) -> None:
     np.copyto(out, inputs[0], casting="unsafe")
 
@@ -93,7 +129,7 @@ _ELEMENTS: dict[str, tuple[ElementFunction, frozenset[DType]]] = {
     "Add": (_ufunc(np.add), _NUMBER),
     "Sub": (_ufunc(np.subtract), _NUMBER),
     "Mul": (_ufunc(np.multiply), _NUMBER),
-    "Div": (_ufunc(np.divide), _REAL),
+    "Div": (_divide, _REAL | _INTEGER),
     "Pow": (_ufunc(np.power), _REAL),
     "Max": (_chain(np.maximum), _NUMBER),
     "Min": (_chain(np.minimum), _NUMBER),
@@ -108,6 +144,18 @@ _ELEMENTS: dict[str, tuple[ElementFunction, frozenset[DType]]] = {
     "Tanh": (_ufunc(np.tanh), _REAL),
     "Sin": (_ufunc(np.sin), _REAL),
     "Cos": (_ufunc(np.cos), _REAL),
+    "Tan": (_ufunc(np.tan), _REAL),
+    "Asin": (_ufunc(np.arcsin), _REAL),
+    "Acos": (_ufunc(np.arccos), _REAL),
+    "Atan": (_ufunc(np.arctan), _REAL),
+    "Sinh": (_ufunc(np.sinh), _REAL),
+    "Cosh": (_ufunc(np.cosh), _REAL),
+    "Asinh": (_ufunc(np.arcsinh), _REAL),
+    "Acosh": (_ufunc(np.arccosh), _REAL),
+    "Atanh": (_ufunc(np.arctanh), _REAL),
+    "ThresholdedRelu": (_thresholded, _REAL),
+    "Celu": (_celu, _REAL),
+    "IsNaN": (_ufunc(np.isnan), _REAL),
     "Floor": (_ufunc(np.floor), _REAL),
     "Ceil": (_ufunc(np.ceil), _REAL),
     "Round": (_ufunc(np.rint), _REAL),
@@ -166,6 +214,8 @@ def _mover(op: Operator, attrs: Attrs, types: Types, results: Sequence[TensorTyp
     first = types[0] if types else None
     if op.domain or first is None or any(t is not None and t.dtype not in _HELD for t in (*types, *results)):
         return None
+    if op.name in _OTHERS:
+        return _OTHERS[op.name](attrs, types, results)
     make = _MOVERS.get(op.name)
     return make(attrs, first, results[0]) if make is not None else None
 
@@ -224,12 +274,22 @@ def _pad(attrs: Attrs, x: TensorType, out: TensorType) -> Run | None:
         slice(max(0, b), max(0, b) + s.stop - s.start) for b, s in zip(before, source, strict=True)
     )  # fmt: skip
     value = np.asarray(attrs["value"]).astype(out.dtype.numpy)
+    edges = list(_edges(target, wide))
 
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-        outs[0].fill(value)
+        for edge in edges:
+            outs[0][edge] = value
         np.copyto(outs[0][target], inputs[0][source])
 
     return run
+
+
+def _edges(target: Sequence[slice], wide: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """What lies around a part of a tensor, axis by axis."""
+    for axis, (part, size) in enumerate(zip(target, wide, strict=True)):
+        for start, stop in ((0, part.start), (part.stop, size)):
+            if start < stop:
+                yield (*target[:axis], slice(start, stop))
 
 
 def _pad_by_index(attrs: Attrs, x: TensorType) -> Run | None:
@@ -237,17 +297,23 @@ def _pad_by_index(attrs: Attrs, x: TensorType) -> Run | None:
     mode, pads = attrs.str("mode"), attrs.ints("pads")
     if mode not in ("reflect", "edge", "wrap") or min(pads) < 0 or 0 in x.static_shape:
         return None
-    sides = zip(x.static_shape, pads[: x.rank], pads[x.rank :], strict=True)
+    sides = list(zip(x.static_shape, pads[: x.rank], pads[x.rank :], strict=True))
     places = [np.pad(np.arange(n), (before, after), mode=mode) for n, before, after in sides]  # type: ignore[call-overload]  # a mode of NumPy's by now
-    changed = [axis for axis, n in enumerate(x.static_shape) if len(places[axis]) != n]
+    target = tuple(slice(before, before + n) for n, before, _ in sides)
+    # each axis from what is there by then, all of the ones behind it
+    copies = []
+    for axis in reversed(range(x.rank)):
+        n, before, after = sides[axis]
+        for start, stop in ((0, before), (before + n, before + n + after)):
+            if start < stop:
+                edge = (*target[:axis], slice(start, stop))
+                copies.append((edge, target[:axis], axis, places[axis][start:stop] + before))
 
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
-        array = inputs[0]
-        for axis in changed:
-            last = axis == changed[-1]
-            array = array.take(places[axis], axis, out=outs[0] if last else None, mode="clip")
-        if not changed:
-            np.copyto(outs[0], array)
+        out = outs[0]
+        np.copyto(out[target], inputs[0])
+        for edge, inside, axis, found in copies:
+            out[edge] = out[inside].take(found, axis, mode="clip")
 
     return run
 
@@ -316,6 +382,8 @@ _MOVERS: dict[str, Callable[[Attrs, TensorType, TensorType], Run | None]] = {
     **{name: _reduce(name) for name in _REDUCERS},
 }
 
+_OTHERS = {**PICKERS, **RUNNERS, **REGIONS}
+
 # ── anything else ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -340,6 +408,6 @@ def evaluated(kernel: Kernel) -> Callable[[Sequence[Array]], tuple[Array, ...]]:
             last = number == len(kernel.steps) - 1
             outs = [r.type for r in kernel.results] if last else list(step.op.types_of(types, step.attrs))
             held.append((evaluate_operator(step.op, step.attrs, types, outs, arrays), outs))
-        return held[-1][0]
+        return held[-1][0][: len(kernel.results)]
 
     return run

@@ -576,18 +576,30 @@ class Lowering:
 
     def beside(self, view: View[N, V], group: Group[N, V]) -> Hashable:
         """What else than the nodes of a group decides what kernel it is."""
-        return None
+        return len(self.made(view, group.last)) if view.op(group.last).optional_outputs else None
 
     def minds_readers(self, op: Operator) -> bool:
         """Whether it matters to the kernel of an operator of several readers who they are."""
-        return False
+        return bool(op.optional_outputs)
+
+    def made(self, view: View[N, V], node: N) -> Sequence[V]:
+        """The outputs of a node that its kernel computes: optional ones behind the last that is read are left out."""
+        outs = view.outputs(node)
+        count = len(outs)
+        optional = view.op(node).optional_outputs
+        while count > 1 and count - 1 in optional:
+            last = outs[count - 1]
+            if view.is_output(last) or view.consumers(last):
+                break
+            count -= 1
+        return outs[:count]
 
     def kernel(self, view: View[N, V], group: Group[N, V]) -> tuple[Kernel, tuple[V, ...]]:
         """The kernel of a group, and the values that are its operands, in order."""
         operands: dict[V, int] = {}
         described: list[Operand] = []
         steps = []
-        outs = view.outputs(group.last)
+        outs = self.made(view, group.last)
         out_layouts = [view.layout(v) for v in outs]
         for number, (node, entry) in enumerate(zip(group.nodes, group.entries, strict=True)):
             op, attrs = view.op(node), view.attrs(node)
@@ -836,7 +848,7 @@ def lower(graph: Graph, lowering: Lowering, choices: Choices | None = None) -> P
         algorithm = choices.algorithms.get(position[group.anchor]) if choices is not None else None
         if algorithm in lowering.algorithms(kernel):
             kernel = replace(kernel, algorithm=algorithm)
-        jobs.append(Job(kernel, operands, group.last.outputs))
+        jobs.append(Job(kernel, operands, group.last.outputs[: len(kernel.results)]))
     layouts = {v: view.layout(v) for node in position for v in node.outputs}
     return Plan(tuple(jobs), layouts)
 

@@ -28,12 +28,20 @@ def _bears_masks(op: Operator) -> bool:
     return op.name in ("Add", "Where", "Softmax") or op.has(Trait.MOVES_DATA)
 
 
+def _is_mask(op: Operator, position: int) -> bool:
+    """Whether an operator makes zeros of −∞ in that input."""
+    return op.name == "Attention" and not op.domain and position == 3
+
+
 def spread(kernel: Kernel, operands: Sequence[int]) -> tuple[bool, int]:
     """Whether a kernel meets values that a library may treat otherwise than the operators say, and what comes out."""
     steps: list[int] = []
     careful = False
     for step in kernel.steps:
-        given = [operands[i] if i >= 0 else steps[-1 - i] for i in step.inputs if i is not None]
+        given = [
+            operands[i] if i >= 0 else steps[-1 - i] for position, i in enumerate(step.inputs)
+            if i is not None and not (_is_mask(step.op, position) and i >= 0 and operands[i] == MASKED)
+        ]  # fmt: skip
         level = max(given, default=FINITE)
         if level == WILD or level == MASKED and not _bears_masks(step.op):
             careful, level = True, WILD

@@ -1,4 +1,4 @@
-"""What onnx.reference computes otherwise than ONNX says: Loop, Scan, LpNormalization.
+"""What onnx.reference computes otherwise than ONNX says, or box by box: Loop, Scan, LpNormalization, NonMaxSuppression.
 
 Of a Loop it takes a missing condition for a false one, lets outer values hide the body's own, and stacks scanned
 scalars as rows; of a Scan it knows the first axes and the forward direction alone; of neither does it know the shapes
@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Union
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TypeProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from taso.graph.onnx_protos import element_type
 from taso.graph.operator import Array
+
+_AT_ONCE = 64
+"""Boxes that are looked at together."""
 
 Item = Union[Array, list[Array], None]
 Attributes = Union[dict[str, object], None]
@@ -119,4 +123,72 @@ class LpNormalization(OpRun):
         return (np.divide(x, norm, out=np.zeros(x.shape), where=norm != 0).astype(x.dtype),)
 
 
-__all__ = ["Loop", "LpNormalization", "Scan"]
+class NonMaxSuppression(OpRun):
+    """NonMaxSuppression (versions 10 and 11), of each box against all that are left at once."""
+
+    op_domain = ""
+    center_point_box: int
+
+    def _run(
+        self, boxes: Array, scores: Array, most: Array | None = None, overlap: Array | None = None,
+        least: Array | None = None, **_: object,
+    ) -> tuple[Array]:  # fmt: skip
+        limit = 0 if most is None or not most.size else max(int(most.reshape(-1)[0]), 0)
+        bound = np.float32(0) if overlap is None or not overlap.size else np.float32(overlap.reshape(-1)[0])
+        lowest = None if least is None or not least.size else np.float32(least.reshape(-1)[0])
+        found: list[tuple[int, int, int]] = []
+        for image, own in enumerate(np.asarray(boxes, np.float32)):
+            corners = _corners(own, bool(self.center_point_box))
+            for label, rank in enumerate(np.asarray(scores[image], np.float32)):
+                kept = np.arange(len(rank)) if lowest is None else np.flatnonzero(rank > lowest)
+                # the greatest first, and of equal ones the first
+                order = kept[np.argsort(-rank[kept], kind="stable")]
+                found += [(image, label, box) for box in _apart(corners[:, order], bound, limit, order)]
+        return (np.array(found, np.int64).reshape(-1, 3),)
+
+
+def _corners(boxes: NDArray[np.float32], centred: bool) -> NDArray[np.float32]:
+    """Rows of the least and greatest x, the least and greatest y, and the area of boxes."""
+    if centred:
+        x, y, half_width, half_height = boxes[:, 0], boxes[:, 1], boxes[:, 2] / 2, boxes[:, 3] / 2
+        sides = [x - half_width, x + half_width, y - half_height, y + half_height]
+    else:
+        one, two = boxes[:, :2], boxes[:, 2:]
+        low, high = np.minimum(one, two), np.maximum(one, two)
+        sides = [low[:, 1], high[:, 1], low[:, 0], high[:, 0]]
+    return np.stack([*sides, (sides[1] - sides[0]) * (sides[3] - sides[2])])
+
+
+def _apart(corners: NDArray[np.float32], bound: np.float32, limit: int, names: NDArray[np.intp]) -> list[int]:
+    """The names of boxes, in their order, each of which overlaps none of these before it by more than the bound."""
+    found: list[int] = []
+    for start in range(0, len(names), _AT_ONCE):
+        part = corners[:, start : start + _AT_ONCE]
+        left = np.arange(start, start + part.shape[1])
+        if found:
+            left = left[~_overlap(part, corners[:, found], bound).any(1)]
+        own = _overlap(corners[:, left], corners[:, left], bound)
+        hidden = np.zeros(len(left), bool)
+        for number, box in enumerate(left.tolist()):
+            if len(found) == limit:
+                return [int(n) for n in names[found]]
+            if not hidden[number]:
+                found.append(box)
+                hidden |= own[number]
+    return [int(n) for n in names[found]]
+
+
+def _overlap(one: NDArray[np.float32], two: NDArray[np.float32], bound: np.float32) -> NDArray[np.bool_]:
+    """For each of some boxes and each of others whether what they share is more than that part of both."""
+    low_x, high_x, low_y, high_y, area = one[:, :, None]
+    wide = np.minimum(high_x, two[1]) - np.maximum(low_x, two[0])
+    tall = np.minimum(high_y, two[3]) - np.maximum(low_y, two[2])
+    shared = wide * tall
+    both = area + two[4] - shared
+    real = (wide > 0) & (tall > 0) & (shared > 0) & (area > 0) & (two[4] > 0) & (both > 0)
+    share = np.divide(shared, both, out=np.zeros_like(shared), where=real)
+    found: NDArray[np.bool_] = real & (share > bound)
+    return found
+
+
+__all__ = ["Loop", "LpNormalization", "NonMaxSuppression", "Scan"]

@@ -100,11 +100,12 @@ def _reference(model: ModelProto) -> ReferenceEvaluator:
     # here, for it takes ten megabytes, of which a process that runs models needs none
     from onnx.reference import ReferenceEvaluator
 
-    from taso.graph.onnx_corrected import Loop, LpNormalization, Scan
+    from taso.graph.onnx_corrected import Loop, LpNormalization, NonMaxSuppression, Scan
 
     opset = next(said.version for said in model.opset_import if said.domain == "")
     # Scan of version 8 is another operator, which the reference does not know either
-    return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, *([Scan] if opset >= 9 else [])])
+    scan = [Scan] if opset >= 9 else []
+    return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, NonMaxSuppression, *scan])
 
 
 def _converted(model: ModelProto, opset: int) -> ReferenceEvaluator | None:

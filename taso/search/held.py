@@ -104,7 +104,9 @@ class Memory:
         found = self._works.get(key)
         if found is None:
             kernel, operands = lowering.kernel(view, group)
-            found = self._works[key] = work_of(kernel, operands, results, view.layout, lowering)
+            found = self._works[key] = work_of(
+                kernel, operands, results[: len(kernel.results)], view.layout, lowering
+            )  # fmt: skip
         return found
 
     def _outputs(self, view: View) -> list[tuple[Lie[int], int]]:

@@ -290,7 +290,9 @@ class _Planner:
         self.view.asked = {}
         read = zip(operands, kernel.operands, strict=True)
         reads = tuple(dict.fromkeys((v, self._name(v, o.layout)) for v, o in read if not o.constant))
-        return kernel, reads, tuple((v, self._name(v, x)) for v, x in zip(group.last.outputs, layouts, strict=True))
+        # outputs that nobody reads may not be made
+        made = list(zip(group.last.outputs, layouts, strict=True))[: len(kernel.results)]
+        return kernel, reads, tuple((v, self._name(v, x)) for v, x in made)
 
     def _option(self, group: Group[Node, Value], layouts: Sequence[str]) -> _Option:
         kernel, reads, makes = self._kernel(group, layouts)

@@ -30,7 +30,16 @@ from taso.backends.lowering import (
     Operand,
     Step,
 )
-from taso.backends.onednn import channelwise, depth_first, panels, qdq_kernels, quantized, winograd
+from taso.backends.onednn import (
+    attention,
+    channelwise,
+    contraction,
+    depth_first,
+    panels,
+    qdq_kernels,
+    quantized,
+    winograd,
+)
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
@@ -54,6 +63,7 @@ from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Su
 from taso.backends.onednn.winograd import second_level_cache
 from taso.backends.places import row_major_strides
 from taso.backends.recipe import BY_DEFINITION, NotInPlace
+from taso.backends.running import blocks
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops.linear import conv_settings
@@ -64,7 +74,7 @@ from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
 
-KERNEL_FORMAT = 6
+KERNEL_FORMAT = 7
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 _MOST_POST_OPS = 32
@@ -557,6 +567,8 @@ class _Designer:
             return anchor(self, step, followers)
         if step.op.has(Trait.ELEMENTWISE):
             return self.elementwise(step, followers)
+        if step.op.name == "Attention" and not step.op.domain:
+            return attention.build(self, step)
         of_integers = quantized.ANCHORS.get(step.op.name) if not step.op.domain else None
         if of_integers is not None and not followers and self.lie_plainly():
             return of_integers(self, step)
@@ -1071,6 +1083,26 @@ class _Designer:
         target = MemoryDesc.plain(self.out_dims, self.dtype(self.out))
         self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
 
+    def regrouped(self, step: Step, followers: Sequence[Step]) -> None:
+        """DepthToSpace and SpaceToDepth: a transpose of six axes."""
+        x = self.operand(step, 0)
+        self.lie_plainly_here(step)
+        dims, order = blocks(step.attrs, x.type.static_shape, step.op.name == "DepthToSpace")
+        source = MemoryDesc.plain(dims, _F32).permute(order)
+        target = MemoryDesc.plain([dims[a] for a in order], _F32)
+        self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
+
+    def einsum(self, step: Step, followers: Sequence[Step]) -> None:
+        shapes = [self.operand(step, i).type.static_shape for i in range(len(step.inputs))]
+        found = contraction.contraction(step.attrs.str("equation"), shapes)
+        if found is None:
+            return self.move(step)
+        try:
+            contraction.build(self, step, found)
+        except Unimplemented:
+            self.recipe = Recipe()
+            self.move(step)
+
     # ── element by element ───────────────────────────────────────────────────────────────────────────────────────
 
     def elementwise(self, step: Step, followers: Sequence[Step]) -> None:
@@ -1287,6 +1319,9 @@ _ANCHORS: dict[str, _Anchor] = {
     "Split": _Designer.split,
     "Slice": _Designer.slice,
     "Transpose": _Designer.transpose,
+    "Einsum": _Designer.einsum,
+    "DepthToSpace": _Designer.regrouped,
+    "SpaceToDepth": _Designer.regrouped,
 }
 
 __all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "WHOLE", "OneDNNFusion", "design"]

@@ -121,10 +121,10 @@ class IntegerLowering(Lowering):
     def beside(self, view: View[N, V], group: Group[N, V]) -> Hashable:
         if _is(view, group.anchor, DEQUANTIZE):
             return self.spares(view, group.anchor)
-        return tuple(view.producer(value) for value in _without(view, group))
+        return super().beside(view, group), tuple(view.producer(value) for value in _without(view, group))
 
     def minds_readers(self, op: Operator) -> bool:
-        return op.name == DEQUANTIZE and not op.domain
+        return op.name == DEQUANTIZE and not op.domain or super().minds_readers(op)
 
     def kernel(self, view: View[N, V], group: Group[N, V]) -> tuple[Kernel, tuple[V, ...]]:
         if self.spares(view, group.anchor):
