@@ -344,7 +344,8 @@ class Graph:
             if old in mapping:
                 names.setdefault(mapping[old], []).extend(its_names)
         info = replace(self.info, value_names=names, node_names={}, node_docs={}, node_metadata={}, literals={})
-        for node in dict.fromkeys((*self.info.node_names, *self.info.literals)):
+        told: list[dict[Node, object]] = [getattr(self.info, name) for name in _OF_NODES]
+        for node in dict.fromkeys(node for field_of_nodes in told for node in field_of_nodes):
             same = mapping.get(node.outputs[0]) if node.outputs else None
             if same is not None and same.node.op is node.op:
                 self.info.describe(node, same.node, info)

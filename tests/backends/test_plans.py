@@ -17,6 +17,7 @@ import taso
 from taso.backends.lowering import Choices, Kernel, Layouts, Lowering, choices_of, lower, structure
 from taso.backends.plans import KEY, with_plans
 from taso.graph.graph import Graph
+from taso.graph.operator import Attrs, operator_named
 from taso.search.verify import random_feeds
 
 
@@ -78,6 +79,25 @@ def planned() -> taso.Graph:
     graph.set_outputs([("y", graph.relu(y))])
     graph.plans["here"] = Choices(structure(graph), {}, {}, {2: "first"})
     return graph
+
+
+def test_a_plan_stays_where_operators_are_written_out_and_nodes_have_no_names() -> None:
+    graph = taso.new_graph()
+    value = graph.new_input(dims=(1, 16, 8, 8))
+    for _ in range(2):
+        weight = graph.new_weight(dims=(16, 16, 1, 1))
+        value = graph.conv2d(input=value, weight=weight, strides=(1, 1), padding="SAME")
+        value = graph.make(operator_named("HardSwish"), [value], Attrs({})).output
+    graph.set_outputs([("y", value)])
+    convolutions = [i for i, node in enumerate(graph.nodes) if node.op.name == "Conv"]
+    graph.plans["here"] = Choices(structure(graph), {}, {}, dict.fromkeys(convolutions, "first"))
+    graph.info.opsets = {"": 13}
+    written = taso.export_onnx(graph)
+    # HardSwish came with opset 14
+    assert "HardSwish" not in {node.op_type for node in written.graph.node}
+    back = taso.load(written)
+    told = choices_of(back, "here")
+    assert told is not None and [back.nodes[i].op.name for i in told.algorithms] == ["Conv", "Conv"]
 
 
 def test_other_metadata_of_a_node_stays_as_it_is() -> None:
