@@ -174,8 +174,9 @@ def compile(
 
     With `precision="bf16"` the oneDNN backend rounds the factors of large products (convolutions, matrix products) to
     bfloat16, which has 8 bits of precision, and adds them in float32: faster on processors that have the instructions,
-    and less exact. Finite data beyond bfloat16's range (3.39e38) becomes infinite. Products of two tensors neither of
-    which is a constant are rounded only where the processor multiplies matrices (AMX). The cuDNN backend has "tf32" and
+    and less exact. Values between products, pools, norms and activations are stored in bfloat16, too. Finite data
+    beyond bfloat16's range (3.39e38) becomes infinite. Products of two tensors neither of which is a constant, and that
+    are not stored so, are rounded only where the processor multiplies matrices (AMX). The cuDNN backend has "tf32" and
     "fp16" beside, whose factors have 11 bits; float16 ends at 65504. By default products on GPUs are in float32, not in
     TF32. Programs there take arrays that lie on the GPU, too, and then give such.
 

@@ -18,9 +18,8 @@ from taso.backends.arena import Region
 from taso.backends.base import Array
 from taso.backends.constants import Constants, JobSupply
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
+from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower, stored_bytes
 from taso.backends.ordering import ordered, slice_offset
-from taso.backends.places import tensor_bytes
 from taso.backends.recipe import BY_DEFINITION, Call, Launch, NotInPlace, Recipe, Supply
 from taso.backends.stages import EVALUATED, OWN
 from taso.backends.wildness import FINITE, spread
@@ -132,7 +131,9 @@ class Builder(ABC):
         lie = (value, operand.layout)
         if lie not in changed:
             changed.add(lie)
-            kernel = Kernel((Operand(value.type, have, False),), (), (Operand(value.type, operand.layout, False),))
+            narrow = value in self.plan.narrow
+            source, target = (Operand(value.type, layout, False, narrow) for layout in (have, operand.layout))
+            kernel = Kernel((source,), (), (target,))
             self.tasks.append(Task(kernel, (value,), [(value, have)], [lie]))
         return lie
 
@@ -152,18 +153,21 @@ class Builder(ABC):
         root.live(number, max(number, self.last_use.get(lie, number)))
 
     def fresh(self, lie: Lie, number: int) -> None:
-        self.settle(lie, self.new_region(tensor_bytes(lie[0].type), number, number), 0, number)
+        self.settle(lie, self.new_region(self.bytes_of(lie), number, number), 0, number)
+
+    def bytes_of(self, lie: Lie) -> int:
+        return stored_bytes(lie[0].type, lie[0] in self.plan.narrow)
 
     def span(self, lie: Lie) -> tuple[Region, int, int]:
         """Root region, first and last byte (exclusive) of a tensor."""
         region, offset = self.home[lie]
         root, base = region.root()
-        return root, base + offset, base + offset + tensor_bytes(lie[0].type)
+        return root, base + offset, base + offset + self.bytes_of(lie)
 
     def overwritable(self, task: Task, number: int, operand: int) -> bool:
         """Whether nothing else needs the memory of an operand once this task has run."""
         lie, result = task.reads[operand], task.kernel.results[0]
-        if lie is None or tensor_bytes(lie[0].type) != tensor_bytes(result.type) or len(task.writes) != 1:
+        if lie is None or self.bytes_of(lie) != result.nbytes or len(task.writes) != 1:
             return False
         root, start, stop = self.span(lie)
         if root.last > number:
@@ -210,7 +214,7 @@ class Builder(ABC):
         for lie in task.writes:
             self.settle(lie, region, offset, number)
             if step.op.name == "Split":
-                offset += tensor_bytes(lie[0].type)
+                offset += self.bytes_of(lie)
         task.recipe = Recipe()
 
     def stays(self, task: Task) -> bool:
@@ -219,7 +223,7 @@ class Builder(ABC):
         if step.op.name == "Concat" or source is None:
             return True
         start = self.home[source][1] + (slice_offset(task.kernel) if step.op.name == "Slice" else 0)
-        sizes = [tensor_bytes(r.type) for r in task.kernel.results]
+        sizes = [r.nbytes for r in task.kernel.results]
         return all((start + before) % self.alignment == 0 for before in accumulate(sizes[:-1], initial=0))
 
     def decide_concat(self, task: Task, number: int) -> None:

@@ -50,11 +50,25 @@ class View(Protocol[N, V]):
 
 @dataclass(frozen=True)
 class Operand:
-    """An input of a kernel: `constant` ones are laid out once, before the first run."""
+    """An input of a kernel: `constant` ones are laid out once, before the first run.
+
+    A `narrow` one is float32 to the operators and lies in memory as bfloat16.
+    """
 
     type: TensorType
     layout: str
     constant: bool
+    narrow: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, of a static type."""
+        return stored_bytes(self.type, self.narrow)
+
+
+def stored_bytes(t: TensorType, narrow: bool) -> int:
+    """Bytes of a tensor of a static type that is stored `narrow`, in 2 bytes an element, or as its type says."""
+    return t.size * 2 if narrow else t.nbytes
 
 
 @dataclass(frozen=True)
@@ -82,9 +96,9 @@ class Kernel:
     @cached_property
     def key(self) -> str:
         """A stable name for the cost database: everything that decides how long it takes."""
-        operands = ";".join(f"{o.type}{'w' if o.constant else ''}@{o.layout}" for o in self.operands)
+        operands = ";".join(f"{o.type}{'w' if o.constant else ''}@{_show_lie(o)}" for o in self.operands)
         steps = ">".join(f"{s.op.domain}:{s.op.name}{_show(s.attrs)}({s.inputs})" for s in self.steps)
-        results = ";".join(f"{o.type}@{o.layout}" for o in self.results)
+        results = ";".join(f"{o.type}@{_show_lie(o)}" for o in self.results)
         return f"{operands}|{steps}|{results}" + (f"|{self.algorithm}" if self.algorithm else "")
 
     @property
@@ -131,6 +145,10 @@ def in_parts(kernel: Kernel) -> list[Kernel]:
         results = kernel.results if last else (Operand(types[stop - 1], layout, False),)
         parts.append(Kernel(tuple(operands), tuple(steps), results))
     return parts
+
+
+def _show_lie(operand: Operand) -> str:
+    return f"{operand.layout} in bf16" if operand.narrow else operand.layout
 
 
 def _show(attrs: Attrs) -> str:
@@ -594,6 +612,10 @@ class Lowering:
             count -= 1
         return outs[:count]
 
+    def narrow(self, view: View[N, V], value: V) -> bool:
+        """Whether a value lies in memory as bfloat16."""
+        return False
+
     def kernel(self, view: View[N, V], group: Group[N, V]) -> tuple[Kernel, tuple[V, ...]]:
         """The kernel of a group, and the values that are its operands, in order."""
         operands: dict[V, int] = {}
@@ -615,14 +637,16 @@ class Lowering:
                         described.append(self._operand(view, op, attrs, position, value, out_layouts[0]))
                     inputs.append(operands[value])
             steps.append(Step(op, attrs, tuple(inputs)))
-        results = tuple(Operand(view.type(v), x, False) for v, x in zip(outs, out_layouts, strict=True))
+        results = tuple(
+            Operand(view.type(v), x, False, self.narrow(view, v)) for v, x in zip(outs, out_layouts, strict=True)
+        )
         return Kernel(tuple(described), tuple(steps), results), tuple(operands)
 
     def _operand(self, view: View[N, V], op: Operator, attrs: Attrs, position: int, value: V, out: str) -> Operand:
         t = view.type(value)
         constant = view.is_constant(value)
         layout = PLAIN if constant else self.layouts.wanted(op, attrs, position, t, view.layout(value), out)
-        return Operand(t, layout, constant)
+        return Operand(t, layout, constant, not constant and self.narrow(view, value))
 
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
@@ -638,6 +662,8 @@ def is_view(kernel: Kernel) -> bool:
     if step is None or len(kernel.steps) != 1 or not kernel.operands or not kernel.results:
         return False
     operand, result = kernel.operands[0], kernel.results[0]
+    if len({o.narrow for o in (*kernel.operands, *kernel.results)}) > 1:
+        return False
     if step.op.has(Trait.IDENTITY):
         return operand.layout == result.layout
     if step.op.name in _VIEWS:
@@ -818,11 +844,12 @@ class Plan:
     """A graph lowered: kernels in an order to run them in, and how every value lies when it is made.
 
     Changes of layout are not jobs of their own: a job whose operand asks for a layout that the value does not have
-    implies one, shared by all who ask for the same.
+    implies one, shared by all who ask for the same. `narrow` are the values that lie in memory as bfloat16.
     """
 
     jobs: tuple[Job, ...]
     layouts: dict[Value, str]
+    narrow: frozenset[Value] = frozenset()
 
 
 def lower(graph: Graph, lowering: Lowering, choices: Choices | None = None) -> Plan:
@@ -850,7 +877,7 @@ def lower(graph: Graph, lowering: Lowering, choices: Choices | None = None) -> P
             kernel = replace(kernel, algorithm=algorithm)
         jobs.append(Job(kernel, operands, group.last.outputs[: len(kernel.results)]))
     layouts = {v: view.layout(v) for node in position for v in node.outputs}
-    return Plan(tuple(jobs), layouts)
+    return Plan(tuple(jobs), layouts, frozenset(v for v in layouts if lowering.narrow(view, v)))
 
 
 def _fitting(choices: Choices | None, graph: Graph, lowering: Lowering) -> Choices | None:

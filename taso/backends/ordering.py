@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from taso.backends.lowering import PLAIN, Choices, Kernel, Lowering, Plan, is_view, lower
+from taso.backends.lowering import PLAIN, Choices, Kernel, Lowering, Operand, Plan, is_view, lower
 from taso.backends.packing import Span, packed
 from taso.graph.graph import Graph, Value
 from taso.graph.ops.movement import slice_ranges
@@ -65,8 +65,8 @@ def work_of(
         _asked(v, o.type, layout(v), o.layout, lowering) if not o.constant else None
         for v, o in zip(operands, kernel.operands, strict=True)
     ]
-    reads = tuple((lie, _bytes(o.type)) for lie, o in zip(lies, kernel.operands, strict=True) if lie is not None)
-    makes = tuple(((v, layout(v)), _bytes(r.type)) for v, r in zip(results, kernel.results, strict=True))
+    reads = tuple((lie, _bytes(o)) for lie, o in zip(lies, kernel.operands, strict=True) if lie is not None)
+    makes = tuple(((v, layout(v)), _bytes(r)) for v, r in zip(results, kernel.results, strict=True))
     if not is_view(kernel) or not reads or not all(_placed(o.type) for o in (*kernel.operands, *kernel.results)):
         over = tuple(lie for i in lowering.in_place(kernel) if (lie := lies[i]) is not None)
         return Work(reads, makes, overwrites=over, scratch=lowering.scratch(kernel))
@@ -88,13 +88,13 @@ def _asked(value: V, t: TensorType, have: str, layout: str, lowering: Lowering) 
 
 def asked_for(value: V, t: TensorType, have: str, lowering: Lowering) -> tuple[Lie[V], int]:
     """How an output of a graph lies, which is asked for as ONNX has it, and its bytes."""
-    return _asked(value, t, have, PLAIN, lowering), _bytes(t)
+    return _asked(value, t, have, PLAIN, lowering), _bytes(Operand(t, PLAIN, False))
 
 
 def slice_offset(kernel: Kernel) -> int:
     """Bytes of the operand of a Slice that lie before the first element that it takes."""
     t = kernel.operands[0].type
-    offset, stride = 0, t.dtype.itemsize
+    offset, stride = 0, 2 if kernel.operands[0].narrow else t.dtype.itemsize
     ranges = slice_ranges(t, kernel.steps[0].attrs)
     for axis in reversed(range(t.rank)):
         offset += ranges[axis][0] * stride if axis in ranges else 0
@@ -107,8 +107,8 @@ def _placed(t: TensorType) -> bool:
     return t.other is None and t.static and t.dtype not in (DType.STRING, DType.UNDEFINED)
 
 
-def _bytes(t: TensorType) -> int:
-    return t.nbytes if _placed(t) else 0
+def _bytes(operand: Operand) -> int:
+    return operand.nbytes if _placed(operand.type) else 0
 
 
 def _lines(size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from taso.backends.lowering import PLAIN, Choices, Job, Kernel, Lowering, Operand, choices_of, is_view, lower
+from taso.backends.lowering import PLAIN, Choices, Job, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.picture import OPERATOR, PLANNED, REWRITTEN, Box, Drawing, Picture, counterparts, drawn
 
@@ -28,7 +28,7 @@ def pictured(graph: Graph, lowering: Lowering, cost: KnownCost, choices: Choices
         box.algorithm = job.kernel.algorithm
         layouts = dict.fromkeys(r.layout for r in job.kernel.results if r.layout != PLAIN)
         box.layout = ", ".join(layouts)
-    changed = _Changes(drawing, lowering, lowered.layouts, cost)
+    changed = _Changes(drawing, lowering, lowered, cost)
     for number, job in numbers.items():
         for value, operand in zip(job.operands, job.kernel.operands, strict=True):
             changed.read(number, value, operand.layout)
@@ -41,8 +41,8 @@ def pictured(graph: Graph, lowering: Lowering, cost: KnownCost, choices: Choices
 class _Changes:
     """The changes of layout that kernels imply, each drawn once."""
 
-    def __init__(self, drawing: Drawing, lowering: Lowering, lies: dict[Value, str], cost: KnownCost) -> None:
-        self.drawing, self.lies, self.cost = drawing, lies, cost
+    def __init__(self, drawing: Drawing, lowering: Lowering, plan: Plan, cost: KnownCost) -> None:
+        self.drawing, self.lies, self.narrow, self.cost = drawing, plan.layouts, plan.narrow, cost
         self.name = lowering.layouts.canonical
         self.made: dict[tuple[Value, str], int] = {}
         self.instead: dict[tuple[int, Value], int] = {}
@@ -55,7 +55,8 @@ class _Changes:
         if source == target:
             return
         if (value, target) not in self.made:
-            kernel = Kernel((Operand(value.type, source, False),), (), (Operand(value.type, target, False),))
+            lies, wanted = (Operand(value.type, x, False, value in self.narrow) for x in (source, target))
+            kernel = Kernel((lies,), (), (wanted,))
             self.made[value, target] = self.drawing.add_change(value, f"{source} → {target}")
             seconds = self.cost(kernel)
             self.drawing.boxes[-1].cost_ms = None if seconds is None else seconds * 1e3

@@ -134,11 +134,12 @@ def _launched(graph: Graph, lowering: Lowering, choices: Choices | None) -> Iter
     for value, target in dict.fromkeys((v, name(v.type, x)) for v, x in reads if not v.node.constant):
         source = name(value.type, lowered.layouts[value])
         if source != target:
-            yield _change(value, source, target)
+            yield _change(value, source, target, value in lowered.narrow)
 
 
-def _change(value: Value, source: str, target: str) -> Kernel:
-    return Kernel((Operand(value.type, source, False),), (), (Operand(value.type, target, False),))
+def _change(value: Value, source: str, target: str, narrow: bool) -> Kernel:
+    lies, wanted = (Operand(value.type, layout, False, narrow) for layout in (source, target))
+    return Kernel((lies,), (), (wanted,))
 
 
 class _Planner:
@@ -300,7 +301,7 @@ class _Planner:
         return _Option(group, kernel, tuple(layouts), reads, makes, cost, algorithm)
 
     def _change(self, value: Value, source: str, target: str) -> float:
-        return self.costs.kernel(_change(value, source, target))
+        return self.costs.kernel(_change(value, source, target, self.lowering.narrow(self.view, value)))
 
     # ── the program ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -84,10 +84,13 @@ class Setting:
         for node in view.consumers(value):
             out = view.outputs(view.group_of(node).last)[0]
             wanted.update((w, None) for v, w in self.asked(view, node, out) if v == value)
-        return sum(self._change(view.type(value), layout, w) for w in wanted if w != layout)
+        changes = [w for w in wanted if w != layout]
+        narrow = bool(changes) and self.lowering.narrow(view, value)
+        return sum(self._change(view.type(value), layout, w, narrow) for w in changes)
 
-    def _change(self, t: TensorType, source: str, target: str) -> float:
-        return self.costs.kernel(Kernel((Operand(t, source, False),), (), (Operand(t, target, False),)))
+    def _change(self, t: TensorType, source: str, target: str, narrow: bool) -> float:
+        lies, wanted = (Operand(t, layout, False, narrow) for layout in (source, target))
+        return self.costs.kernel(Kernel((lies,), (), (wanted,)))
 
 
 class StateView(ABC):

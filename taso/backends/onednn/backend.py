@@ -15,6 +15,7 @@ from taso.backends.onednn.executor import Program, name_of, threads_in_force
 from taso.backends.onednn.kernels import KERNEL_FORMAT, WHOLE, OneDNNFusion, ways
 from taso.backends.onednn.library import library
 from taso.backends.onednn.measuring import METHOD, Sweeps, measured
+from taso.backends.onednn.narrow import NARROW_FORMAT, NarrowLowering
 from taso.backends.onednn.needs import overwritable, runs_chain, scratch_of
 from taso.backends.onednn.qdq_groups import IntegerLayouts, IntegerLowering, multiplies_integers
 from taso.backends.onednn.quantized import SATURATING
@@ -29,7 +30,8 @@ class OneDNNBackend:
     """Runs graphs with oneDNN on `threads` threads (by default as many as OpenMP would use).
 
     With `precision` "bf16" products of float32 tensors round their factors to bfloat16 and add in float32, where that
-    pays and the processor has the instructions; with "int8" products whose factors the model has as 8-bit integers,
+    pays and the processor has the instructions, and values between kernels are stored so
+    (`taso.backends.onednn.narrow`); with "int8" products whose factors the model has as 8-bit integers,
     behind DequantizeLinear, are products of those. Raises `BackendUnavailable` where the library cannot be loaded or
     the processor has none, `BackendError` for a precision that is none.
     """
@@ -51,6 +53,8 @@ class OneDNNBackend:
         if precision == INT8:
             # products of integers have their channels last
             layouts, lowering = IntegerLayouts(block, innermost=True), IntegerLowering
+        if precision == BF16:
+            lowering = NarrowLowering
         self.lowering = lowering(
             layouts, OneDNNFusion(), partial(ways, layouts=layouts, precision=precision), overwritable,
             scratch_of(layouts, self.threads, precision), precision, WHOLE,
@@ -63,6 +67,7 @@ class OneDNNBackend:
             processor(), self._library.isa, f"oneDNN {self._library.version_string}", f"{self.threads} threads",
             f"block {self.lowering.layouts.block}", f"kernels {KERNEL_FORMAT}", f"measured {METHOD}",
             *([] if self.lowering.precision == FLOAT32 else [self.lowering.precision]),
+            *([f"stored {NARROW_FORMAT}"] if self.lowering.precision == BF16 else []),
         )  # fmt: skip
         return "; ".join(parts)
 

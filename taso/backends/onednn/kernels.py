@@ -43,6 +43,7 @@ from taso.backends.onednn import (
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
 from taso.backends.onednn.memory import DataType, MemoryDesc
+from taso.backends.onednn.narrow import MOVING, STORING
 from taso.backends.onednn.places import (
     OPERAND,
     RESULT,
@@ -59,7 +60,7 @@ from taso.backends.onednn.places import (
     to_plain,
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive, Unimplemented, is_slow
-from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply
+from taso.backends.onednn.recipe import ArrayLaunch, PrimitiveLaunch, Recipe, Supply, embed
 from taso.backends.onednn.winograd import second_level_cache
 from taso.backends.places import row_major_strides
 from taso.backends.recipe import BY_DEFINITION, NotInPlace
@@ -165,10 +166,13 @@ def design(
 
     With `careful` every step is done by NumPy, or evaluated by its definition: for operands that are not finite, with
     which oneDNN's activations and pools do as they like. With `precision` BF16 products that pay round their factors to
-    bfloat16, unless the kernel's algorithm is FLOAT32. Raises `NotInPlace` where `in_place` cannot be met,
+    bfloat16, unless the kernel's algorithm is FLOAT32. Operands and results that are narrow are changed to float32 and
+    back where there is no primitive that takes them. Raises `NotInPlace` where `in_place` cannot be met,
     `BackendError` where the kernel cannot be built at all.
     """
     empty = any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results))
+    if any(o.narrow for o in (*kernel.operands, *kernel.results)):
+        return _narrow(kernel, layouts, supply, in_place, careful, precision)
     if not (careful or empty):
         try:
             if precision == BF16 and not kernel.algorithm and narrows(kernel):
@@ -198,6 +202,53 @@ def design(
     return fallback.recipe
 
 
+def _narrow(
+    kernel: Kernel, layouts: Layouts, supply: Supply, in_place: int | None, careful: bool, precision: str
+) -> Recipe:
+    """The recipe of a kernel that reads or makes what lies in memory as bfloat16.
+
+    By primitives that take it as it lies; where there are none, as float32 between changes of the element type.
+    """
+    step = kernel.anchor
+    if not careful and not kernel.algorithm and not kernel.chained and (step is None or step.op.name in STORING):
+        try:
+            designer = _Designer(kernel, layouts, supply, in_place, narrows(kernel))
+            designer.run()
+            return designer.recipe
+        except Unimplemented as reason:
+            log.debug("not as it lies: %s", reason)
+    if in_place is not None:
+        raise NotInPlace("what is added to is changed to float32 first")
+    recipe = Recipe()
+    wide = [tuple(replace(o, narrow=False) for o in given) for given in (kernel.operands, kernel.results)]
+    found = design(replace(kernel, operands=wide[0], results=wide[1]), layouts, supply, None, careful, precision)
+    places: list[list[Place]] = []
+    changes: list[PrimitiveLaunch] = []
+    for kind, given in ((OPERAND, kernel.operands), (RESULT, kernel.results)):
+        places.append([Place(kind, i) for i in range(len(given))])
+        for number, operand in enumerate(given):
+            if operand.narrow:
+                as_it_lies, changed = (
+                    describe(operand.type.static_shape, operand.layout, layouts.block or 1, dtype)
+                    for dtype in (DataType.BF16, _F32)
+                )
+                places[-1][number] = scratch = recipe.add_scratch(changed.size)
+                if kind == OPERAND:
+                    recipe.launches.append(_change(as_it_lies, Place(kind, number), changed, scratch, recipe))
+                else:
+                    changes.append(_change(changed, scratch, as_it_lies, Place(kind, number), recipe))
+    embed(recipe, found, *places)
+    recipe.launches += changes
+    return recipe
+
+
+def _change(source: MemoryDesc, at: Place, target: MemoryDesc, to: Place, recipe: Recipe) -> PrimitiveLaunch:
+    primitive, arguments = p.reorder(source, target), {p.SRC: at, p.DST: to}
+    if p.SCRATCHPAD in primitive.arguments:
+        arguments[p.SCRATCHPAD] = recipe.add_scratch(primitive.arguments[p.SCRATCHPAD].size)
+    return PrimitiveLaunch(primitive, arguments)
+
+
 def depth_first_fits(kernel: Kernel, layouts: Layouts, supply: Supply) -> bool:
     """Whether several anchors in a row can be run as one kernel, in bands of rows."""
     if any(0 in o.type.static_shape for o in (*kernel.operands, *kernel.results)):
@@ -213,7 +264,13 @@ def depth_first_fits(kernel: Kernel, layouts: Layouts, supply: Supply) -> bool:
 def narrows(kernel: Kernel) -> bool:
     """Whether a kernel's products are such that rounding their factors to bfloat16 can pay."""
     step = kernel.anchor
-    if step is None or step.op.domain or step.op.name not in _PRODUCTS or kernel.chained:
+    if step is None or step.op.domain or step.op.name not in (*_PRODUCTS, "ConvTranspose") or kernel.chained:
+        return False
+    lies = [kernel.operands[i].narrow for i in step.inputs[:2] if i is not None and i >= 0]
+    if any(lies) or kernel.results[0].narrow and step.op.name == "Conv":
+        # what is stored as bfloat16 needs no rounding on the way in, or none behind
+        return True
+    if step.op.name not in _PRODUCTS:
         return False
     x, w = (kernel.operands[i].type.static_shape if i is not None and i >= 0 else () for i in step.inputs[:2])
     if step.op.name == "Conv":
@@ -234,8 +291,11 @@ def ways(kernel: Kernel, layouts: Layouts, precision: str) -> tuple[str, ...]:
     """Algorithms by which a kernel can be computed beside the usual one."""
     if qdq_kernels.concerns(kernel):
         return ()
-    if precision == BF16 and narrows(kernel):
-        return FLOAT32, *winograd.algorithms(kernel)
+    other = (FLOAT32,) if precision == BF16 and narrows(kernel) else ()
+    if any(o.narrow for o in (*kernel.operands, *kernel.results)):
+        return other
+    if other:
+        return *other, *winograd.algorithms(kernel)
     by_code = panels.algorithms(kernel, layouts) + channelwise.algorithms(kernel, layouts)
     return winograd.algorithms(kernel) + by_code
 
@@ -341,6 +401,8 @@ class _Designer:
         return describe(operand.type.static_shape, layout, self.block, self.dtype(operand))
 
     def dtype(self, operand: Operand) -> DataType:
+        if operand.narrow:
+            return DataType.BF16
         return quantized.TYPES.get(operand.type.dtype, _F32)
 
     def inner(self, kernel: Kernel, supply: Supply) -> Recipe:
@@ -399,7 +461,7 @@ class _Designer:
 
     def run_later(self, stem: _Stem) -> None:
         """The rest of a function that takes several of oneDNN's, which its eltwise does not fuse."""
-        desc = describe(stem.frame.dims, stem.frame.layout, self.block)
+        desc = describe(stem.frame.dims, stem.frame.layout, self.block, self.dtype(self.out))
         for op in stem.later:
             primitive = p.eltwise(desc, desc, op.algorithm, alpha=op.alpha, beta=op.beta)
             self.launch(primitive, {p.SRC: Place(RESULT), p.DST: Place(RESULT)})
@@ -432,13 +494,13 @@ class _Designer:
         index = next(i for i in step.inputs if i is not None and i >= 0)
         operand = self.kernel.operands[index]
         uses = [i for s in self.kernel.steps for i in s.inputs].count(index)
-        alike = operand.type == self.out.type and operand.layout == self.out.layout
+        alike = replace(operand, constant=False) == self.out
         return index if alike and uses == 1 and not operand.constant else None
 
     def behind(self, followers: Sequence[Step]) -> None:
         """Runs steps in place on the result."""
         out, frame = Place(RESULT), _Frame(self.element_dims, self.out.layout)
-        desc = describe(self.element_dims, self.out.layout, self.block)
+        desc = describe(self.element_dims, self.out.layout, self.block, self.dtype(self.out))
         while followers:
             posts = self.posts(followers[0], frame)
             stem = None if posts is None else self.in_place_stem(posts, desc, frame, out)
@@ -516,7 +578,7 @@ class _Designer:
         if dims == self.out.type.static_shape:
             return self.whole(index, operand, frame)
         if math.prod(dims) == 1:
-            return describe((1,) * len(frame.dims), PLAIN, 1), self.place(index)
+            return describe((1,) * len(frame.dims), PLAIN, 1, self.dtype(operand)), self.place(index)
         if frame.layout == _FLAT:
             return None
         extended = (1,) * (len(self.out_dims) - len(dims)) + dims
@@ -524,15 +586,16 @@ class _Designer:
             return self.part(index, operand, frame, extended[: len(frame.dims)])
         if math.prod(dims) == dims[-1] == frame.dims[-1]:
             # leading axes are one in this frame
-            return describe((*(1 for _ in frame.dims[1:]), dims[-1]), PLAIN, 1), self.place(index)
+            desc = describe((*(1 for _ in frame.dims[1:]), dims[-1]), PLAIN, 1, self.dtype(operand))
+            return desc, self.place(index)
         return None
 
     def whole(self, index: int, operand: Operand, frame: _Frame) -> tuple[MemoryDesc, Place] | None:
         if frame.layout == _FLAT:
             as_result = layouts_alike(self.layouts, operand.type, operand.layout, self.out.layout)
             fits = as_result and (not operand.constant or self.out.layout == PLAIN)
-            return (MemoryDesc.plain(frame.dims, _F32), self.place(index)) if fits else None
-        target = describe(frame.dims, frame.layout, self.block)
+            return (MemoryDesc.plain(frame.dims, self.dtype(operand)), self.place(index)) if fits else None
+        target = describe(frame.dims, frame.layout, self.block, self.dtype(operand))
         if operand.constant:
             plain = MemoryDesc.plain(frame.dims, _F32)
             return target, self.constant(index, f"as {target.key}", lambda a: lay_out(a, plain, target))
@@ -547,7 +610,8 @@ class _Designer:
             return None
         by_channel = len(dims) > 2 and all(d == 1 for d in dims[2:])
         # with one position per channel all layouts have the same bytes, and oneDNN is fast where the name agrees
-        return describe(dims, frame.layout if by_channel else PLAIN, self.block), self.place(index)
+        layout = frame.layout if by_channel else PLAIN
+        return describe(dims, layout, self.block, self.dtype(operand)), self.place(index)
 
     # ── anchors ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -562,6 +626,9 @@ class _Designer:
         if self.kernel.algorithm in (panels.NAME, channelwise.NAME):
             build = panels.build if self.kernel.algorithm == panels.NAME else channelwise.build
             return self.share(build(self, step, followers), "product")
+        if step.op.name in MOVING and any(o.narrow != self.out.narrow for o in self.kernel.operands if not o.constant):
+            if step.op.name not in ("Concat", "Split", "Slice", "Transpose"):
+                return self.reshape(step, followers)
         anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
         if anchor is not None and (self.floats(step) or self.integer and step.op.name in ("MaxPool", "Transpose")):
             return anchor(self, step, followers)
@@ -636,9 +703,9 @@ class _Designer:
         self.share(winograd.build(self, step, followers), "convolution")
 
     def conv_stem(self, step: Step, source: str, target: str, dtype: DataType) -> _Stem | None:
-        """The convolution with data and weights of that type; what comes out is float32."""
+        """The convolution with data and weights of that type; what comes out is float32, or as it is stored."""
         src = describe(self.operand(step, 0).type.static_shape, source, self.block, dtype)
-        dst = describe(self.out_dims, target, self.block)
+        dst = describe(self.out_dims, target, self.block, self.dtype(self.out))
         bias = MemoryDesc.plain(self.operand(step, 2).type.static_shape, _F32) if self.has(step, 2) else None
         weight, build = self.window(step, dtype)
 
@@ -665,7 +732,8 @@ class _Designer:
 
         def finish() -> None:
             if into is not None:
-                self.reorder(dst, into, describe(self.out_dims, self.out.layout, self.block), Place(RESULT))
+                lies = describe(self.out_dims, self.out.layout, self.block, dst.dtype)
+                self.reorder(dst, into, lies, Place(RESULT))
 
         away = target != self.out.layout
         return _Stem(
@@ -703,9 +771,9 @@ class _Designer:
     def brought(self, step: Step, layout: str, desc: MemoryDesc) -> Place:
         """The place of a step's first operand in `layout`, changed into it where it lies otherwise."""
         index, x = self.index(step, 0), self.operand(step, 0)
-        if desc.dtype == _F32 and layouts_alike(self.layouts, x.type, x.layout, layout):
+        if desc.dtype == self.dtype(x) and layouts_alike(self.layouts, x.type, x.layout, layout):
             return self.place(index)
-        return self.changed(index, describe(x.type.static_shape, x.layout, self.block), desc)
+        return self.changed(index, describe(x.type.static_shape, x.layout, self.block, self.dtype(x)), desc)
 
     def weights(self, index: int, plain: MemoryDesc, wanted: MemoryDesc, factor: float = 1.0) -> Place:
         """The place of weights in the layout that a primitive wants: laid out once where they are constant."""
@@ -741,14 +809,20 @@ class _Designer:
             left = (1,) * (rank - len(left)) + left
             right = (1,) * (rank - len(right)) + right
             batch = tuple(max(x, y) for x, y in zip(left[:-2], right[:-2], strict=True))
-        self.product(step, followers, describe(left, PLAIN, 1), describe(right, PLAIN, 1), (*batch, rows, columns))
+        first, second = self.described(step, (left, right), (PLAIN, PLAIN))
+        self.product(step, followers, first, second, (*batch, rows, columns))
+
+    def described(self, step: Step, dims: Sequence[tuple[int, ...]], layouts: Sequence[str]) -> list[MemoryDesc]:
+        """The factors of a product under these dimensions, in these layouts."""
+        types = [self.dtype(self.operand(step, i)) for i in range(2)]
+        return [describe(d, x, 1, t) for d, x, t in zip(dims, layouts, types, strict=True)]
 
     def product_of_turned(self, step: Step, followers: Sequence[Step]) -> None:
         """The product of as many matrices on both sides, whose axes lie in any order."""
         given = [self.operand(step, i) for i in range(2)]
         if any(o.type.rank != len(self.out_dims) for o in given):
             raise Unimplemented("matrices that lie otherwise than one after the other, on one side")
-        a, b = (describe(o.type.static_shape, o.layout, 1) for o in given)
+        a, b = self.described(step, [o.type.static_shape for o in given], [o.layout for o in given])
         self.product(step, followers, a, b, self.out_dims)
 
     def flattens(self, followers: Sequence[Step]) -> bool:
@@ -761,14 +835,17 @@ class _Designer:
         factor: float = 1.0, bias: int | None = None, posts: _Posts | None = None,
     ) -> None:  # fmt: skip
         """The matmul of operands 0 and 1 of `step` as these descriptors read them."""
-        dst, index = describe(out, self.out.layout, 1), self.index(step, 1)
+        dst, index = describe(out, self.out.layout, 1, self.dtype(self.out)), self.index(step, 1)
         constant = self.kernel.operands[index].constant
         narrow = self.narrow
         if narrow:
             self.check_narrow(step)
-        # what changes with every run oneDNN rounds as it goes
-        src = MemoryDesc.plain(a.dims, DataType.BF16) if narrow and constant else a
+        # what changes with every run oneDNN rounds as it goes, of two float32 that come out as one
+        rounds = narrow and (constant or DataType.BF16 in (a.dtype, b.dtype, dst.dtype))
+        src = MemoryDesc.plain(a.dims, DataType.BF16) if rounds and a.dtype == _F32 else a
         loose = MemoryDesc.any(b.dims, src.dtype) if constant else b
+        if rounds and not constant and b.dtype == _F32:
+            loose = MemoryDesc.plain(b.dims, DataType.BF16)
         bias_desc = describe((*(1 for _ in out[1:]), out[-1]), PLAIN, 1) if bias is not None else None
 
         def arguments(primitive: Primitive) -> dict[int, Place]:
@@ -821,8 +898,8 @@ class _Designer:
     def matrix(self, step: Step, position: int, transposed: int) -> MemoryDesc:
         rows, columns = self.operand(step, position).type.static_shape
         if transposed:
-            return MemoryDesc.strided((columns, rows), _F32, (1, columns))
-        return MemoryDesc.plain((rows, columns), _F32)
+            return MemoryDesc.strided((columns, rows), self.dtype(self.operand(step, position)), (1, columns))
+        return MemoryDesc.plain((rows, columns), self.dtype(self.operand(step, position)))
 
     def scaled_addend(self, index: int, beta: float) -> tuple[PostOp, Place]:
         operand = self.kernel.operands[index]
@@ -890,7 +967,8 @@ class _Designer:
             # oneDNN refuses a reduction that reduces nothing
             return self.move(step)
         rows = math.prod(self.out_dims)
-        src, dst = describe((rows, columns), PLAIN, 1), describe((rows, 1), PLAIN, 1)
+        src = describe((rows, columns), PLAIN, 1, self.dtype(self.operand(step, 0)))
+        dst = describe((rows, 1), PLAIN, 1, self.dtype(self.out))
         stem = _Stem(
             lambda attributes: p.reduction(src, dst, algorithm, attributes=attributes), self.through(step),
             _Frame((rows, 1), PLAIN),
@@ -912,7 +990,7 @@ class _Designer:
             raise Unimplemented("statistics that are no constants")
         layout, index, dims = self.operand(step, 0).layout, self.index(step, 0), self.element_dims
         self.lies(self.out, layout)
-        data = describe(dims, layout, self.block)
+        data = describe(dims, layout, self.block, self.alone(index))
         vector = describe((1, dims[1], *(1 for _ in dims[2:])), layout, self.block)
         scale, shift = self.norm(step)
         stem = _Stem(
@@ -922,6 +1000,13 @@ class _Designer:
             post_places=(shift,),
         )  # fmt: skip
         self.emit(stem, followers)
+
+    def alone(self, index: int) -> DataType:
+        """The one element type in which an operand and the result lie; `Unimplemented` where there are two."""
+        operand = self.kernel.operands[index]
+        if operand.narrow != self.out.narrow:
+            raise Unimplemented("one element type comes in and another one goes out")
+        return self.dtype(operand)
 
     def norm(self, step: Step) -> tuple[Place, Place]:
         """Scale and shift of a batch normalization, computed in float64."""
@@ -939,7 +1024,9 @@ class _Designer:
         if step.attrs.int("flattened") or axis == len(dims) - 1:
             rows = math.prod(dims[:axis])
             flat = (rows, math.prod(dims) // rows)
-            return self.emit(self.softmax_stem(step, MemoryDesc.plain(flat, _F32), 1, log, flat), followers)
+            return self.emit(self.softmax_stem(step, log, flat), followers)
+        if self.operand(step, 0).narrow or self.out.narrow:
+            raise Unimplemented("a softmax along another axis than the last")
         order = [a for a in range(len(dims)) if a != axis] + [axis]
         inner, strides = row_major_strides([dims[a] for a in order]), [0] * len(dims)
         for a, stride in zip(order, inner, strict=True):
@@ -956,9 +1043,10 @@ class _Designer:
         )  # fmt: skip
         self.emit(stem, followers)
 
-    def softmax_stem(self, step: Step, desc: MemoryDesc, axis: int, log: bool, dims: tuple[int, ...]) -> _Stem:
+    def softmax_stem(self, step: Step, log: bool, dims: tuple[int, ...]) -> _Stem:
+        src, dst = (MemoryDesc.plain(dims, self.dtype(o)) for o in (self.operand(step, 0), self.out))
         return _Stem(
-            lambda attributes: p.softmax(desc, desc, axis, log=log, attributes=attributes), self.through(step),
+            lambda attributes: p.softmax(src, dst, 1, log=log, attributes=attributes), self.through(step),
             _Frame(dims, PLAIN),
         )  # fmt: skip
 
@@ -967,7 +1055,8 @@ class _Designer:
         axis = step.attrs.int("axis") % len(self.out_dims)
         rows = math.prod(self.out_dims[:axis])
         flat = (rows, math.prod(self.out_dims) // rows)
-        desc, shift = MemoryDesc.plain(flat, _F32), self.has(step, 2)
+        src, dst = (MemoryDesc.plain(flat, self.dtype(o)) for o in (self.operand(step, 0), self.out))
+        shift = self.has(step, 2)
 
         def arguments(_: Primitive) -> dict[int, Place]:
             given = {**self.through(step)(_), p.SCALE: self.place(self.index(step, 1))}
@@ -975,7 +1064,7 @@ class _Designer:
 
         epsilon = step.attrs.float("epsilon")
         stem = _Stem(
-            lambda attributes: p.layer_normalization(desc, desc, epsilon, shift=shift, attributes=attributes),
+            lambda attributes: p.layer_normalization(src, dst, epsilon, shift=shift, attributes=attributes),
             arguments, _Frame(flat, PLAIN),
         )  # fmt: skip
         self.emit(stem, followers)
@@ -1044,7 +1133,9 @@ class _Designer:
     def concat(self, step: Step, followers: Sequence[Step]) -> None:
         axis = step.attrs.int("axis") % len(self.out_dims)
         sources = [self.lies(self.operand(step, i), self.out.layout) for i in range(len(step.inputs))]
-        dst = describe(self.out_dims, self.out.layout, self.block)
+        dst = describe(self.out_dims, self.out.layout, self.block, self.dtype(self.out))
+        if len({desc.dtype for desc in (*sources, dst)}) > 1:
+            return self.put_together(step, sources, axis, dst, followers)
         stem = _Stem(
             lambda attributes: p.concat(sources, axis, dst, attributes=attributes),
             lambda _: {
@@ -1054,6 +1145,27 @@ class _Designer:
             _Frame(self.out_dims, self.out.layout),
         )  # fmt: skip
         self.emit(stem, followers)
+
+    def put_together(
+        self, step: Step, sources: Sequence[MemoryDesc], axis: int, dst: MemoryDesc, followers: Sequence[Step]
+    ) -> None:
+        """A Concat of parts that lie in several element types: each is changed as it is put in its place."""
+        start = 0
+        for position, source in enumerate(sources):
+            region = dst.submemory(source.dims, [start if a == axis else 0 for a in range(dst.ndims)])
+            self.reorder(source, self.place(self.index(step, position)), region, Place(RESULT))
+            start += source.dims[axis]
+        self.behind(followers)
+
+    def reshape(self, step: Step, followers: Sequence[Step]) -> None:
+        """What moves nothing, as a copy that changes the element type."""
+        x = self.operand(step, 0)
+        if step.op.has(Trait.IDENTITY) and x.layout != self.out.layout or followers:
+            raise Unimplemented(f"{step.op.name} changes the layout")
+        if not step.op.has(Trait.IDENTITY):
+            self.lie_plainly_here(step)
+        source, target = (MemoryDesc.plain((x.type.size,), self.dtype(o)) for o in (x, self.out))
+        self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
 
     def split(self, step: Step, followers: Sequence[Step]) -> None:
         x = self.operand(step, 0)
@@ -1072,15 +1184,17 @@ class _Designer:
         if any(r[2] != 1 for r in ranges.values()):
             return self.move(step)
         offsets = [ranges[a][0] if a in ranges else 0 for a in range(x.type.rank)]
-        source = describe(x.type.static_shape, PLAIN, 1).submemory(self.out_dims, offsets)
-        self.reorder(source, self.place(self.index(step, 0)), describe(self.out_dims, PLAIN, 1), Place(RESULT))
+        source = self.lies(x, PLAIN).submemory(self.out_dims, offsets)
+        self.reorder(source, self.place(self.index(step, 0)), self.lies(self.out, PLAIN), Place(RESULT))
 
     def transpose(self, step: Step, followers: Sequence[Step]) -> None:
         x = self.operand(step, 0)
         if x.type.rank < 2:
             return self.move(step)
-        source = describe(x.type.static_shape, PLAIN, 1, self.dtype(x)).permute(permutation(x.type.rank, step.attrs))
-        target = MemoryDesc.plain(self.out_dims, self.dtype(self.out))
+        # of one element type in and out, what lies otherwise than plainly is a view
+        lies = describe(x.type.static_shape, x.layout, self.block, self.dtype(x))
+        source = lies.permute(permutation(x.type.rank, step.attrs))
+        target = describe(self.out_dims, self.out.layout, self.block, self.dtype(self.out))
         self.reorder(source, self.place(self.index(step, 0)), target, Place(RESULT))
 
     def regrouped(self, step: Step, followers: Sequence[Step]) -> None:
@@ -1119,7 +1233,7 @@ class _Designer:
 
     def element_stem(self, step: Step) -> _Stem | None:
         frame = _Frame(self.element_dims, self.out.layout)
-        desc = describe(self.element_dims, self.out.layout, self.block)
+        desc = describe(self.element_dims, self.out.layout, self.block, self.dtype(self.out))
         unary = _UNARY.get(step.op.name)
         if unary is not None:
             return self.unary_stem(self.index(step, 0), unary(step.attrs), desc, frame)
@@ -1132,6 +1246,7 @@ class _Designer:
     def unary_stem(self, index: int, ops: tuple[EltwisePostOp, ...], desc: MemoryDesc, frame: _Frame) -> _Stem | None:
         if self.kernel.operands[index].type != self.out.type:
             return None
+        self.alone(index)
         self.lies(self.kernel.operands[index], self.out.layout)
         first, rest = ops[0], ops[1:]
         return _Stem(
@@ -1177,8 +1292,13 @@ class _Designer:
         swapped = first != self.index(step, 0)
         if self.kernel.operands[first].type != self.out.type or swapped and step.op.name == "Div":
             return None
+        if self.kernel.operands[first].narrow != self.out.narrow:
+            if self.kernel.operands[second].type != self.out.type or swapped or not step.op.has(Trait.COMMUTATIVE):
+                return None
+            first, second = second, first
         if self.kernel.operands[first].constant:
             return None
+        self.alone(first)
         found = self.second(second, frame)
         if found is None:
             return None
@@ -1195,6 +1315,8 @@ class _Designer:
     def elements(self, step: Step, given: dict[int, tuple[Operand, Place]]) -> None:
         """A step by NumPy, on tensors that all lie as the result does; `given` are inputs that are no operands."""
         inputs = [given[i] if i in given else self.read(step, i) for i in range(len(step.inputs))]
+        if self.out.narrow or any(o.narrow for o, _ in inputs):
+            raise Unimplemented("NumPy has no bfloat16")
         function = element_function(step.op, [o.type for o, _ in inputs], self.out.type)
         if function is None:
             raise Unimplemented(f"NumPy has no {step.op.name} of these element types")
@@ -1247,6 +1369,8 @@ class _Designer:
 
     def move(self, step: Step) -> None:
         """A kernel of one step by NumPy between plain arrays."""
+        if any(o.narrow for o in (*self.kernel.operands, *self.kernel.results)):
+            raise Unimplemented("NumPy has no bfloat16")
         if len(self.kernel.steps) > 1 or any(r.layout != PLAIN for r in self.kernel.results):
             raise Unimplemented(f"{step.op.name} is plain and alone only")
         types = [None if i is None else self.kernel.operands[i].type for i in step.inputs]

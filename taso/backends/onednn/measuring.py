@@ -20,7 +20,6 @@ from taso.backends import aside
 from taso.backends.lowering import Kernel, Lowering, Operand
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.memory import DataType, Memory, MemoryDesc
-from taso.backends.onednn.places import tensor_bytes
 from taso.backends.onednn.primitives import DST, SCRATCHPAD, SRC, Primitive, reduction, reorder
 from taso.backends.onednn.recipe import Call, Recipe
 from taso.backends.pages import zeroed
@@ -54,7 +53,7 @@ def measured(kernel: Kernel, lowering: Lowering, sweeps: Sweeps) -> float:
     supply = RandomSupply(kernel)
     recipe, shared = _recipe(kernel, lowering, supply)
     operands = [_room(o) for o in kernel.operands]
-    results = [zeroed(tensor_bytes(r.type)) for r in kernel.results]
+    results = [zeroed(r.nbytes) for r in kernel.results]
     if shared is not None:
         results[0] = operands[shared]
     scratch = [zeroed(size) for size in recipe.scratch]
@@ -64,8 +63,7 @@ def measured(kernel: Kernel, lowering: Lowering, sweeps: Sweeps) -> float:
         around += [_write(b, np.ones(b.nbytes, np.uint8)) for b in results if b.nbytes]
     for number, (block, operand) in enumerate(zip(operands, kernel.operands, strict=True)):
         if block.nbytes:
-            values = np.ascontiguousarray(random_array(operand, number)).reshape(-1)
-            around.append(_write(block, values.view(np.uint8)))
+            around.append(_write(block, _stored(operand, number)))
     return timed([call for call, _ in bound], around)
 
 
@@ -81,7 +79,14 @@ def _recipe(kernel: Kernel, lowering: Lowering, supply: RandomSupply) -> tuple[R
 
 
 def _room(operand: Operand) -> Bytes:
-    return zeroed(0 if operand.constant else tensor_bytes(operand.type))
+    return zeroed(0 if operand.constant else operand.nbytes)
+
+
+def _stored(operand: Operand, seed: int) -> Bytes:
+    """The bytes of random values as an operand lies in memory."""
+    values = np.ascontiguousarray(random_array(operand, seed)).reshape(-1)
+    # the upper half of a float32 is a bfloat16
+    return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8) if operand.narrow else values.view(np.uint8)
 
 
 # ── surroundings ─────────────────────────────────────────────────────────────────────────────────────────────────

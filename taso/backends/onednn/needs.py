@@ -46,7 +46,7 @@ def _like_result(kernel: Kernel, step: Step) -> tuple[int, ...]:
     return tuple(
         i for i in step.inputs
         if i is not None and i >= 0 and read.count(i) == 1 and not kernel.operands[i].constant
-        and (kernel.operands[i].type, kernel.operands[i].layout) == (out.type, out.layout)
+        and kernel.operands[i] == out
     )  # fmt: skip
 
 
