@@ -8,16 +8,18 @@ that no iteration leaves behind. It adds up the elements themselves, not their s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TypeProto
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
+from onnx import ModelProto, TypeProto
 
 from taso.graph.onnx_protos import element_type
 from taso.graph.operator import Array
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
 
 _AT_ONCE = 64
 """Boxes that are looked at together."""
@@ -26,7 +28,7 @@ Item = Union[Array, list[Array], None]
 Attributes = Union[dict[str, object], None]
 
 
-class _Repeated(OpRun):
+class _Repeated:
     op_domain = ""
     body: ReferenceEvaluator
 
@@ -111,7 +113,7 @@ def _empty(type: TypeProto, axis: int) -> Array:
     return np.empty(dims, dtype.numpy)
 
 
-class LpNormalization(OpRun):
+class LpNormalization:
     """LpNormalization (versions 1 to 22); where the norm is 0 all elements are."""
 
     op_domain = ""
@@ -123,7 +125,7 @@ class LpNormalization(OpRun):
         return (np.divide(x, norm, out=np.zeros(x.shape), where=norm != 0).astype(x.dtype),)
 
 
-class NonMaxSuppression(OpRun):
+class NonMaxSuppression:
     """NonMaxSuppression (versions 10 and 11), of each box against all that are left at once."""
 
     op_domain = ""
@@ -191,4 +193,19 @@ def _overlap(one: NDArray[np.float32], two: NDArray[np.float32], bound: np.float
     return found
 
 
-__all__ = ["Loop", "LpNormalization", "NonMaxSuppression", "Scan"]
+def reference(model: ModelProto) -> ReferenceEvaluator:
+    """ONNX's reference for a model, with these operators in place of its own.
+
+    It is imported here: it takes ten megabytes, and a process that only runs models needs nothing of it.
+    """
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    opset = next(said.version for said in model.opset_import if said.domain == "")
+    # Scan of version 8 is another operator, which the reference does not know either
+    own = [Loop, LpNormalization, NonMaxSuppression, *([Scan] if opset >= 9 else [])]
+    made: list[type[OpRun]] = [type(meaning.__name__, (meaning, OpRun), {}) for meaning in own]
+    return ReferenceEvaluator(model, new_ops=made)
+
+
+__all__ = ["reference"]

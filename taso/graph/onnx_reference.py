@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from taso.graph.errors import GraphError
 from taso.graph.graph import Node
+from taso.graph.onnx_corrected import reference
 from taso.graph.onnx_protos import all_names, spell, tensor_proto, type_proto
 from taso.graph.operator import Array, Attrs, Operator, Trait, Types
 from taso.graph.types import DType, TensorType
@@ -88,7 +89,7 @@ def _evaluator(
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
     try:
-        return _reference(model), wanted
+        return reference(model), wanted
     except Exception as error:
         newer = _converted(model, opsets[""])
         if newer is None:
@@ -96,23 +97,11 @@ def _evaluator(
         return newer, wanted
 
 
-def _reference(model: ModelProto) -> ReferenceEvaluator:
-    # here, for it takes ten megabytes, of which a process that runs models needs none
-    from onnx.reference import ReferenceEvaluator
-
-    from taso.graph.onnx_corrected import Loop, LpNormalization, NonMaxSuppression, Scan
-
-    opset = next(said.version for said in model.opset_import if said.domain == "")
-    # Scan of version 8 is another operator, which the reference does not know either
-    scan = [Scan] if opset >= 9 else []
-    return ReferenceEvaluator(model, new_ops=[Loop, LpNormalization, NonMaxSuppression, *scan])
-
-
 def _converted(model: ModelProto, opset: int) -> ReferenceEvaluator | None:
     """The model in the next opset that the reference knows (it lacks some old versions), by ONNX's own converter."""
     for version in range(opset + 1, NEWEST + 1):
         try:
-            return _reference(onnx.version_converter.convert_version(model, version))
+            return reference(onnx.version_converter.convert_version(model, version))
         except Exception as error:
             log.debug("not in opset %d either: %s", version, error)
     return None
