@@ -8,11 +8,11 @@ from taso.backends.base import checked_threads
 from taso.backends.cudnn.device import CudaDevice, Device, cupy
 from taso.backends.cudnn.executor import Program, name_of
 from taso.backends.cudnn.frontend import about, planner
-from taso.backends.cudnn.fusion import WHOLE, CudnnFusion, CudnnLayouts
-from taso.backends.cudnn.kernels import KERNEL_FORMAT, ways
+from taso.backends.cudnn.fusion import APART, WHOLE, CudnnFusion, CudnnLayouts, CudnnLowering
+from taso.backends.cudnn.kernels import KERNEL_FORMAT, attends, ways
 from taso.backends.cudnn.measuring import METHOD, measured
 from taso.backends.cudnn.sources.kernels import sourced
-from taso.backends.lowering import BF16, FLOAT32, FP16, TF32, Kernel, Lowering, is_view
+from taso.backends.lowering import BF16, FLOAT32, FP16, TF32, Kernel, is_view
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError
 from taso.graph.graph import Graph
@@ -40,10 +40,11 @@ class CudnnBackend:
         self.device: Device = _gpu() if device is None else device
         self.name = name_of(precision)
         # tensor cores read channels that lie side by side
-        layouts = CudnnLayouts(innermost=precision != FLOAT32)
-        self.lowering = Lowering(
-            layouts, CudnnFusion(), partial(ways, precision=precision), overwritable, scratch, precision, WHOLE
-        )
+        layouts = CudnnLayouts(innermost=precision != FLOAT32, permuted=precision != FLOAT32)
+        self.lowering = CudnnLowering(
+            layouts, CudnnFusion(attends=precision != FLOAT32), partial(ways, precision=precision), overwritable,
+            scratch, precision, WHOLE, partial(attends, self.device, precision), APART,
+        )  # fmt: skip
 
     def device_key(self) -> str:
         """GPU, driver, versions of CuPy and cuDNN, precision, and the version of what is built around them."""
