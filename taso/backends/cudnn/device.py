@@ -78,6 +78,11 @@ class Device(Protocol):
         ...
 
     @property
+    def number(self) -> int:
+        """The number that CUDA gives it."""
+        ...
+
+    @property
     def cache_bytes(self) -> int:
         """Of its last level, beyond which nothing is at hand any more."""
         ...
@@ -336,12 +341,12 @@ class CudaDevice:
         self._cuda = module.cuda
         self._planner = planner
         self._about = about
-        self._number = self._cuda.runtime.getDevice()
-        self._properties = self._cuda.runtime.getDeviceProperties(self._number)
+        self.number = self._cuda.runtime.getDevice()
+        self._properties = self._cuda.runtime.getDeviceProperties(self.number)
         self._plans: dict[Hashable, Planned] = {}
         self._functions: dict[tuple[str, str], Launchable] = {}
         self._private = self._cuda.Stream(non_blocking=True)
-        self.label = f"cuda {self._number}"
+        self.label = f"cuda {self.number}"
         size = self._properties.get("l2CacheSize", 0)
         self.cache_bytes = size if isinstance(size, int) and size > 0 else 32 << 20
 

@@ -26,6 +26,7 @@ class HostDevice:
     """
 
     label = "host"
+    number = 0
     cache_bytes = 1 << 20
 
     def __init__(self, compiler: Callable[[str, str], Launchable] | None = None) -> None:
