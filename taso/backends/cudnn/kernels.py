@@ -28,7 +28,6 @@ from taso.backends.cudnn.sources.launches import Sourced, SourceLaunch
 from taso.backends.cudnn.sources.winograd import TiledConvolution, tiled_convolution
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import BLOCKED, FLOAT32, IN_TURN, PLAIN, Kernel, in_parts
-from taso.backends.onednn.winograd import transformed_filter
 from taso.backends.places import (
     OPERAND,
     RESULT,
@@ -42,6 +41,7 @@ from taso.backends.places import (
     tensor_bytes,
 )  # fmt: skip
 from taso.backends.recipe import BY_DEFINITION, Launch, NotInPlace, Recipe, Supply
+from taso.backends.tiles import transformed_filter
 from taso.graph.errors import BackendError
 from taso.graph.types import DType
 
@@ -519,8 +519,8 @@ def attends(device: Device, precision: str, kernel: Kernel) -> bool:
     if found is None or precision not in heads.TYPES or not device.compiles:
         return False
     try:
-        # the scale is passed by value: the usual one stands for it
-        device.plan(found.description(found.q.heads.dims[3] ** -0.5, precision, heads.TYPES[precision] is DType.FLOAT))
+        # the scale is passed by value: another number changes nothing
+        device.plan(found.description(1.0, precision, heads.TYPES[precision] is DType.FLOAT))
     except BackendError as reason:
         log.debug("cuDNN does not run an attention: %s", str(reason))
         return False
