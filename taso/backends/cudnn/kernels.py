@@ -24,11 +24,12 @@ from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch,
 from taso.backends.cudnn.moves import moves
 from taso.backends.cudnn.sketch import Constant, WeightTooLarge, laid_out
 from taso.backends.cudnn.sources.kernels import sourced
-from taso.backends.cudnn.sources.launches import Sourced, SourceLaunch
+from taso.backends.cudnn.sources.launches import OUTSIDE, Sourced, SourceLaunch
 from taso.backends.cudnn.sources.winograd import TiledConvolution, tiled_convolution
 from taso.backends.fallback import evaluated
 from taso.backends.lowering import BLOCKED, FLOAT32, IN_TURN, PLAIN, Kernel, in_parts
 from taso.backends.places import (
+    CONSTANT,
     OPERAND,
     RESULT,
     SCRATCH,
@@ -214,6 +215,7 @@ class _Designer:
     recipe: Recipe = field(default_factory=Recipe)
     constants: dict[int, Place] = field(default_factory=dict)
     shared: list[Place] = field(default_factory=list)
+    reported: Place | None = None
 
     @property
     def name(self) -> str:
@@ -245,7 +247,7 @@ class _Designer:
                     return self.graph(found, len(self.kernel.steps) - len(left))
                 except (GraphUnsupported, WeightTooLarge) as reason:
                     log.debug("cuDNN does not run %s: %s", found.name, str(reason))
-                    self.recipe, self.constants = Recipe(), {}
+                    self.recipe, self.constants, self.reported = Recipe(), {}, None
         return False
 
     def planned_without_bias(self) -> bool:
@@ -467,13 +469,22 @@ class _Designer:
 
     def source(self, launch: SourceLaunch, operands: Sequence[Place], scratch: Sequence[Place]) -> None:
         """Launches a kernel of ours."""
+        given = (self.flag() if a == OUTSIDE else a for a in launch.arguments)
         arguments = tuple(
-            _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) else a for a in launch.arguments
+            _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) and a.kind != CONSTANT else a
+            for a in given
         )
         function = self.device.function(launch.source.code, launch.source.entry)
         self.recipe.launches.append(
             KernelLaunch(launch.source.name, function, launch.grid, launch.block, launch.shared, arguments)
         )
+
+    def flag(self) -> Place:
+        """Where a kernel of ours reports an index that points outside."""
+        if self.reported is None:
+            what = f"{self.name}: an index lies outside what it points into"
+            self.reported = self.recipe.add_constant(self.device.flag(what))
+        return self.reported
 
     def evaluate(self) -> None:
         """All steps by their definitions, on the host."""
