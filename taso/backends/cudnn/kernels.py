@@ -22,6 +22,7 @@ from taso.backends.cudnn.device import Device
 from taso.backends.cudnn.frontend import DeviceMemoryFull, GraphUnsupported
 from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch, MoveLaunch, PartLaunch, ProductLaunch
 from taso.backends.cudnn.moves import moves
+from taso.backends.cudnn.recurrent import RECURRENT, Unrolled, layer_of
 from taso.backends.cudnn.sketch import Constant, WeightTooLarge, laid_out
 from taso.backends.cudnn.sources.kernels import sourced
 from taso.backends.cudnn.sources.launches import OUTSIDE, Sourced, SourceLaunch
@@ -100,6 +101,8 @@ def _tried(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
         alone = careful or kernel.algorithm == IN_TURN
         return (_Designer.in_turn,) if alone else (_Designer.attention, _Designer.in_turn)
     ours = (_Designer.ours, _Designer.moved)
+    if kernel.steps and kernel.steps[0].op.name in RECURRENT:
+        return (_Designer.recurrent,)
     if any(0 in o.type.static_shape for o in kernel.operands):
         return ours
     if careful:
@@ -423,6 +426,19 @@ class _Designer:
             PartLaunch(launch, operands, tuple(made), scratch, constants) for launch in recipe.launches
         ]
 
+    def recurrent(self) -> bool:
+        """A recurrent layer step by step."""
+        layer = layer_of(self.kernel, self.supply.array) if self.device.compiles else None
+        if layer is None:
+            return False
+        scratch = [self.recipe.add_scratch(size) for size in layer.scratch]
+        for launch in Unrolled(layer, self.device, self.place, scratch).launches():
+            if isinstance(launch, SourceLaunch):
+                self.placed(launch, launch.arguments)
+            else:
+                self.recipe.launches.append(launch)
+        return True
+
     def ours(self) -> bool:
         """All steps by kernels of ours."""
         found = sourced(self.kernel) if self.device.compiles else None
@@ -474,6 +490,10 @@ class _Designer:
             _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) and a.kind != CONSTANT else a
             for a in given
         )
+        self.placed(launch, arguments)
+
+    def placed(self, launch: SourceLaunch, arguments: tuple[Place | int | float, ...]) -> None:
+        """Launches a kernel of ours on these arguments, whose places are those of the whole kernel."""
         function = self.device.function(launch.source.code, launch.source.entry)
         self.recipe.launches.append(
             KernelLaunch(launch.source.name, function, launch.grid, launch.block, launch.shared, arguments)
