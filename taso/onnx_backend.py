@@ -18,9 +18,11 @@ from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, defs, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from taso import api
+from taso.backends.base import Backend as TasosBackend
 from taso.backends.base import Executable
 from taso.backends.reference import ReferenceBackend
-from taso.graph.errors import BackendUnavailable, InputError, TasoError
+from taso.backends.select import get_backend, on_cpu, on_gpu
+from taso.graph.errors import BackendError, BackendUnavailable, InputError, TasoError
 
 Array = NDArray[np.generic]
 Inputs = Union[Array, Sequence[object], Mapping[str, object]]
@@ -65,7 +67,8 @@ class TasoRep(BackendRep):
 class TasoBackend(Backend):
     """taso as an ONNX backend. Subclasses may set which of taso's backends runs, and how much is searched.
 
-    Keywords of all methods: `backend` ("auto", "onednn", "reference"), `budget`, `threads`.
+    Keywords of all methods: `backend` ("auto", "cudnn", "onednn", "reference"), `budget`, `threads`. Devices are "CPU"
+    and, on machines with an NVIDIA GPU, "CUDA"; a number may follow, as in "CUDA:0".
     """
 
     backend: ClassVar[str] = "auto"
@@ -75,8 +78,8 @@ class TasoBackend(Backend):
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: object) -> TasoRep:
         """Loads, optimizes and compiles `model`.
 
-        Raises `ModelError` for a model that cannot be read, `BackendUnavailable` for another device than the CPU,
-        `BackendError` where no program can be made.
+        "auto" is the backend of the device. Raises `ModelError` for a model that cannot be read, `BackendUnavailable`
+        for a device that is not there, `BackendError` where no program can be made.
         """
         name, budget = kwargs.pop("backend", cls.backend), kwargs.pop("budget", cls.budget)
         threads = kwargs.pop("threads", None)
@@ -84,12 +87,11 @@ class TasoBackend(Backend):
         if not (isinstance(name, str) and isinstance(budget, int) and isinstance(threads, (int, type(None)))):
             given = f"backend={name!r}, budget={budget!r}, threads={threads!r}"
             raise TasoError(f"{given}: the backend is a name, the others are numbers")
-        if not cls.supports_device(device):
-            raise BackendUnavailable(f"taso's ONNX backend runs on the device 'CPU', not on {device!r}")
+        backend = _backend_on(device, name, threads)
         graph = api.optimize(
             model, budget=budget, backend=ReferenceBackend(), verify=False, never_slower=False, progress=False
         )
-        return TasoRep(graph, api.compile(graph, name, threads))
+        return TasoRep(graph, api.compile(graph, backend, threads))
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Inputs, device: str = "CPU", **kwargs: object) -> tuple[object, ...]:
@@ -118,8 +120,12 @@ class TasoBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models run on `device` ("CPU", with or without a number as in "CPU:0")."""
-        return device.split(":")[0] == "CPU"
+        """Whether models run on `device`: "CPU", or "CUDA" where a GPU answers, with or without a number ("CUDA:0")."""
+        try:
+            _backend_on(device, "auto", None)
+        except BackendError:
+            return False
+        return True
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: object) -> bool:
@@ -129,6 +135,18 @@ class TasoBackend(Backend):
         except TasoError:
             return False
         return cls.supports_device(device)
+
+
+def _backend_on(device: str, name: str, threads: int | None) -> TasosBackend:
+    """The backend that runs on a device: the one of that name, where it does."""
+    kind, _, number = device.partition(":")
+    if kind not in ("CPU", "CUDA") or number and not number.isdecimal():
+        raise BackendUnavailable(f"taso's ONNX backend runs on the devices 'CPU' and 'CUDA', not on {device!r}")
+    if kind == "CPU":
+        return on_cpu(threads) if name == "auto" else get_backend(name, threads)
+    if name not in ("auto", "cudnn"):
+        raise BackendError(f"the backend '{name}' does not run on the device {device!r}; 'cudnn' does")
+    return on_gpu(int(number) if number else None)
 
 
 def _refuse(kwargs: Mapping[str, object]) -> None:

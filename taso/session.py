@@ -20,7 +20,9 @@ from onnx import TypeProto, ValueInfoProto
 
 from taso import api
 from taso.backends.base import Backend
-from taso.graph.errors import FallbackWarning, InputError, TasoError
+from taso.backends.cudnn.backend import CudnnBackend
+from taso.backends.select import get_backend, on_cpu, on_gpu
+from taso.graph.errors import BackendUnavailable, FallbackWarning, InputError, TasoError
 from taso.graph.graph import Value
 from taso.graph.onnx_protos import type_proto
 
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 SECONDS = 10.0
 """Seconds that a session may search for a better graph, where nothing else is said."""
 PROVIDER = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 Model = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto, api.Graph]
 Provider = Union[str, "tuple[str, Mapping[str, object]]"]
@@ -66,9 +69,12 @@ class InferenceSession:
     The model is a path, the bytes of a file, an `onnx.ModelProto` or a `taso.Graph`. A graph runs as it is; anything
     else is optimized first, for `SECONDS` seconds at most: `settings` are those of `taso.optimize` (`time_limit=`,
     `budget=`, `backend=`, `precision=`, …), and `optimize=False` runs the model as it is. Of `sess_options` the number
-    of threads is followed (`intra_op_num_threads`) and `ORT_DISABLE_ALL`, which is `optimize=False`. `providers` may
-    name what ONNX Runtime has; models run on the CPU here, and a list without `CPUExecutionProvider` gives a
-    `FallbackWarning`.
+    of threads is followed (`intra_op_num_threads`) and `ORT_DISABLE_ALL`, which is `optimize=False`.
+
+    `providers` are tried in order, as ONNX Runtime does: `CUDAExecutionProvider` is the cuDNN backend on the current
+    GPU (its option `device_id` must be that one's number), `CPUExecutionProvider` the CPU. For others, and for a GPU
+    that is missing, the next one in the list serves, which a `FallbackWarning` says; a list of `CUDAExecutionProvider`
+    alone raises `BackendUnavailable` then. A `backend` that is named runs whatever the list says.
 
     Raises `ModelError` for a model that cannot be read, `BackendError` where it cannot be run.
     """
@@ -78,8 +84,8 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, object]] | None = None, *, optimize: bool = True,
         backend: str | Backend = "auto", threads: int | None = None, precision: str = "float32", **settings: object,
     ) -> None:  # fmt: skip
-        _check_providers(providers)
         threads = _threads(sess_options) if threads is None else threads
+        backend = _served_by(_wanted(providers, provider_options), backend, threads, precision)
         built = isinstance(path_or_bytes, api.Graph)
         graph = path_or_bytes if isinstance(path_or_bytes, api.Graph) else api.load(path_or_bytes)
         if optimize and not built and not _disabled(sess_options):
@@ -91,6 +97,7 @@ class InferenceSession:
         self.graph = graph
         self._options = sess_options
         self._program = api.compile(graph, backend, threads, precision)
+        self._providers = [CUDA, PROVIDER] if isinstance(backend, CudnnBackend) else [PROVIDER]
         self._inputs = [_argument(graph, name, v) for name, v in zip(graph.input_names, graph.inputs, strict=True)]
         self._outputs = [_argument(graph, name, v) for name, v in graph.outputs]
         self._types = {name: v.type for name, v in zip(graph.input_names, graph.inputs, strict=True)}
@@ -135,12 +142,12 @@ class InferenceSession:
         return list(self._outputs)
 
     def get_providers(self) -> list[str]:
-        """Where the model runs, by ONNX Runtime's name for it."""
-        return [PROVIDER]
+        """Where the model runs, by ONNX Runtime's names for it: on a GPU, and beside it on the CPU, or there alone."""
+        return list(self._providers)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Settings of the providers: there are none."""
-        return {PROVIDER: {}}
+        return {name: {} for name in self._providers}
 
     def get_session_options(self) -> object:
         """The options that were given."""
@@ -161,11 +168,68 @@ class InferenceSession:
 # ── what ONNX Runtime's callers hand over ────────────────────────────────────────────────────────────────────────
 
 
-def _check_providers(providers: Sequence[Provider] | None) -> None:
-    names = [p if isinstance(p, str) else p[0] for p in providers or ()]
-    if names and PROVIDER not in names:
-        asked = ", ".join(map(str, names))
-        warnings.warn(f"taso runs models on the CPU, not with {asked}", FallbackWarning, stacklevel=3)
+def _wanted(
+    providers: Sequence[Provider] | None, options: Sequence[Mapping[str, object]] | None
+) -> list[tuple[str, Mapping[str, object]]]:
+    """The providers that are asked for, each with its options."""
+    pairs = [(p, {}) if isinstance(p, str) else (p[0], p[1]) for p in providers or ()]
+    if options is None:
+        return pairs
+    if len(options) != len(pairs):
+        raise TasoError(f"{len(options)} provider_options are given for {len(pairs)} providers")
+    return [(name, own or given) for (name, own), given in zip(pairs, options, strict=True)]
+
+
+def _served_by(
+    wanted: Sequence[tuple[str, Mapping[str, object]]], backend: str | Backend, threads: int | None, precision: str
+) -> Backend:
+    """The backend of the first provider that there is; the one that was named, if one was."""
+    if not wanted or backend != "auto":
+        found = get_backend(backend, threads, precision)
+        runs = CUDA if isinstance(found, CudnnBackend) else PROVIDER
+        if wanted and runs not in [name for name, _ in wanted]:
+            where = "the GPU" if runs == CUDA else "the CPU"
+            _warn(f"taso runs the model on {where}, by the backend {found.name}, not with {_listed(wanted)}")
+        return found
+    unserved: list[str] = []
+    for name, options in wanted:
+        if name == PROVIDER:
+            break
+        if name != CUDA:
+            unserved.append(f"taso has no {name}")
+            continue
+        try:
+            found = on_gpu(_number(options), precision)
+        except BackendUnavailable as error:
+            if len(wanted) == 1:
+                raise
+            unserved.append(f"{CUDA} is not available ({error})")
+        else:
+            if unserved:
+                _warn(f"{'; '.join(unserved)}: the model runs on the GPU")
+            return found
+    if unserved:
+        _warn(f"{'; '.join(unserved)}: the model runs on the CPU")
+    return on_cpu(threads, precision)
+
+
+def _listed(wanted: Sequence[tuple[str, Mapping[str, object]]]) -> str:
+    return ", ".join(str(name) for name, _ in wanted)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, FallbackWarning, stacklevel=4)
+
+
+def _number(options: Mapping[str, object]) -> int | None:
+    """The number of the GPU that a provider's options ask for."""
+    asked = options.get("device_id")
+    if asked is None:
+        return None
+    try:
+        return int(str(asked))
+    except ValueError as error:
+        raise TasoError(f"device_id must be the number of a GPU, not {asked!r}") from error
 
 
 def _threads(options: object) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
+from taso.graph.apart import taken_apart
 from taso.graph.composite import gathered
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.operator import Attrs, Operator, Trait
@@ -121,8 +122,12 @@ measured against."""
 
 
 def in_parts(kernel: Kernel) -> list[Kernel]:
-    """The kernels of one anchor each that a kernel of several stands for; what lies between lies as its result does."""
+    """The kernels of one anchor each that a kernel of several stands for.
+
+    What lies between lies as its result does, or plainly where that has its axes in another order.
+    """
     layout = kernel.results[0].layout
+    layout = PLAIN if layout.startswith(AXES) else layout
     types: list[TensorType] = []
     starts = [i for i, s in enumerate(kernel.steps) if i == 0 or not s.op.has(Trait.ELEMENTWISE)]
     parts: list[Kernel] = []
@@ -408,6 +413,9 @@ _ORDERED = frozenset({"Sub", "Div"})
 class Fusion:
     """Which element-wise nodes an anchor takes along: the part of lowering that a backend may narrow."""
 
+    least_between = 1 << 19
+    """Bytes between two anchors below which they are not looked at as one kernel: a cache holds so much."""
+
     def anchors(self, op: Operator, out: TensorType) -> int | None:
         """Rank of `op` as an anchor (lower is preferred), None where nothing can follow it."""
         if out.dtype is not DType.FLOAT or out.shape is None:
@@ -431,9 +439,12 @@ class Fusion:
             return other is not None and other.dtype is out.dtype and _operand_shape(other, out)
         return False
 
-
     def chains(self, op: Operator, attrs: Attrs, types: Sequence[TensorType | None], out: TensorType) -> bool:
         """Whether an operator may be one of several anchors in a row that run as one kernel."""
+        return False
+
+    def reads_beside(self, op: Operator) -> bool:
+        """Whether an anchor behind another in one kernel may read, beside that one's result, what is no constant."""
         return False
 
 
@@ -492,7 +503,8 @@ class Lowering:
     of a kernel whose memory its result takes where nobody needs them any more, in the order in which that is tried,
     and `scratch` the bytes that it works in beside. `precision` is that of products of float32 tensors, by which a
     backend may have several lowerings. `whole` are operators for which there are kernels and which files have in parts.
-    `runs_chain` says whether a kernel of several anchors can be run.
+    `runs_chain` says whether a kernel of several anchors can be run. `apart` are operators without kernels of which
+    there are others that they are made of.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -503,6 +515,7 @@ class Lowering:
     precision: str = FLOAT32
     whole: frozenset[str] = frozenset()
     runs_chain: Callable[[Kernel], bool] = none_chained
+    apart: frozenset[str] = frozenset()
 
     def entry(self, view: View[N, V], node: N) -> int | None:
         """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""
@@ -553,7 +566,10 @@ class Lowering:
             return False
         if view.is_constant(value) or view.is_output(value) or len(view.consumers(value)) != 1:
             return False
-        if not all(v is None or view.is_constant(v) for v in inputs[1:]):
+        if value in inputs[1:]:
+            return False
+        constant = all(v is None or view.is_constant(v) for v in inputs[1:])
+        if not constant and not self.fusion.reads_beside(view.op(node)):
             return False
         types = [view.type(v) if v is not None else None for v in inputs]
         return self.fusion.chains(view.op(node), view.attrs(node), types, view.type(view.outputs(node)[0]))
@@ -742,8 +758,14 @@ def structure(graph: Graph) -> tuple[str, ...]:
 
 
 def with_wholes(graph: Graph, lowering: Lowering) -> Graph:
-    """The graph with the operators of `Lowering.whole` as one node each where it has them in parts; its plans too."""
-    found, nodes = gathered(graph, lowering.whole)
+    """The graph with the operators of `Lowering.whole` as one node each where it has them in parts, and with those of
+    `Lowering.apart` in parts; its plans too."""
+    apart = _planned(graph, *taken_apart(graph, lowering.apart))
+    return _planned(apart, *gathered(apart, lowering.whole))
+
+
+def _planned(graph: Graph, found: Graph, nodes: Mapping[Node, Node]) -> Graph:
+    """`found` with the plans of `graph`, whose nodes are these there."""
     if found is not graph:
         plans = {name: plan for name, plan in graph.plans.items() if isinstance(plan, Choices) and plan.fits(graph)}
         found.plans = {name: _moved(plan, graph, found, nodes) for name, plan in plans.items()}

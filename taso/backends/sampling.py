@@ -34,6 +34,20 @@ class RandomSupply:
         return self._blocks[key]
 
 
+class BlankSupply:
+    """Constants that nobody lays out: ones, of which a number at most is looked at."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def array(self, operand: int) -> Array:
+        t = self._kernel.operands[operand].type
+        return np.broadcast_to(np.ones((), t.dtype.numpy), t.static_shape)
+
+    def keep(self, operand: int, label: str, make: Callable[[Array], Block]) -> Block:
+        return Block(0, None)
+
+
 def random_array(operand: Operand, seed: int) -> Array:
     """Reproducible values: normal floats (weights scaled by 1 / √fan-in, vectors positive), else 0 or 1."""
     shape, dtype = operand.type.static_shape, operand.type.dtype

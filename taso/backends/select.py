@@ -67,6 +67,25 @@ def get_backend(
     return _installed(name, threads)
 
 
+def on_cpu(threads: int | None = None, precision: str = FLOAT32) -> Backend:
+    """What "auto" is where there is no GPU. Raises as `get_backend` does."""
+    return _on_cpu(threads if threads is None else checked_threads(threads), precision)
+
+
+def on_gpu(number: int | None = None, precision: str = FLOAT32) -> Backend:
+    """The cuDNN backend on the current GPU, which has this number if one is asked for.
+
+    Raises `BackendUnavailable` where there is none, `BackendError` where another is the current one.
+    """
+    found = CudnnBackend(precision)
+    if number is not None and number != found.device.number:
+        raise BackendError(
+            f"the current GPU is number {found.device.number}, and {number} is asked for: "
+            f"call cupy.cuda.Device({number}).use() before, or set CUDA_VISIBLE_DEVICES"
+        )
+    return found
+
+
 def backend_names() -> list[str]:
     """The backends that there are: taso's own, and those that installed packages announce ("taso.backends").
 

@@ -50,9 +50,6 @@ WORTH = 1e-3
 MOST_ANCHORS = 4
 """Anchors in a row that are looked at as one kernel."""
 
-LEAST_BETWEEN = 1 << 19
-"""Bytes between two anchors below which they are not: a cache holds so much."""
-
 SLOWEST = 5e9
 """Bytes that a core moves in a second at the least where values between two anchors do not fit its cache."""
 
@@ -202,6 +199,7 @@ class _Planner:
 
     def _chains(self) -> Iterator[_Option]:
         """Kernels of several anchors in a row, where what lies between them is more than a cache holds."""
+        least = self.lowering.fusion.least_between
         whole = {node: list(self._groups(node))[-1] for node in self.graph.run_time_nodes if self._in_chain(node)}
         for first in whole.values():
             chain = first
@@ -209,16 +207,25 @@ class _Planner:
                 value = chain.last.outputs[0]
                 readers = self.view.consumers(value)
                 follower = next(iter(readers)) if len(readers) == 1 else None
-                if follower not in whole or value.type.nbytes < LEAST_BETWEEN or not self._continues(follower, value):
+                if follower not in whole or value.type.nbytes < least or not self._continues(follower, value):
                     break
                 behind = whole[follower]
                 chain = Group((*chain.nodes, *behind.nodes), (*chain.entries, 0, *behind.entries[1:]))
                 if time.perf_counter() > self.deadline:
                     return
-                layouts = [LAST] * len(chain.last.outputs)
-                kernel = self._kernel(chain, layouts)[0]
-                if self.lowering.runs_chain(kernel) and self._may_pay(kernel):
-                    yield self._option(chain, layouts)
+                for layout in self._of_chain(first, behind):
+                    layouts = [layout] * len(chain.last.outputs)
+                    kernel = self._kernel(chain, layouts)[0]
+                    if self.lowering.runs_chain(kernel) and self._may_pay(kernel):
+                        yield self._option(chain, layouts)
+
+    def _of_chain(self, first: Group[Node, Value], last: Group[Node, Value]) -> list[str]:
+        """The layouts that a kernel of several anchors may work in: rows of an image are whole with channels last."""
+        possible = [
+            self.layouts.possible(g.anchor.op, g.anchor.attrs, [v.type if v is not None else None for v in
+            g.anchor.inputs], g.anchor.outputs[0].type) for g in (first, last)
+        ]  # fmt: skip
+        return [LAST] if LAST in possible[0] else list(possible[1])
 
     def _may_pay(self, kernel: Kernel) -> bool:
         """Whether what several anchors in one kernel save of memory can make up for the algorithms that each has alone.

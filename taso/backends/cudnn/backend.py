@@ -8,16 +8,15 @@ from taso.backends.base import checked_threads
 from taso.backends.cudnn.device import CudaDevice, Device, cupy
 from taso.backends.cudnn.executor import Program, name_of
 from taso.backends.cudnn.frontend import about, planner
-from taso.backends.cudnn.fusion import WHOLE, CudnnFusion, CudnnLayouts
-from taso.backends.cudnn.kernels import KERNEL_FORMAT, ways
+from taso.backends.cudnn.fusion import APART, WHOLE, CudnnFusion, CudnnLayouts, CudnnLowering
+from taso.backends.cudnn.kernels import KERNEL_FORMAT, attends, ways
 from taso.backends.cudnn.measuring import METHOD, measured
-from taso.backends.cudnn.sources.kernels import sourced
-from taso.backends.lowering import BF16, FLOAT32, FP16, TF32, Kernel, Lowering, is_view
+from taso.backends.cudnn.needs import Needs, placed
+from taso.backends.lowering import BF16, FLOAT32, FP16, TF32, Kernel, is_view
 from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError
 from taso.graph.graph import Graph
 from taso.graph.operator import Trait
-from taso.graph.types import DType, TensorType
 
 PRECISIONS = (FLOAT32, TF32, FP16, BF16)
 """What products of float32 tensors may be computed in."""
@@ -40,10 +39,12 @@ class CudnnBackend:
         self.device: Device = _gpu() if device is None else device
         self.name = name_of(precision)
         # tensor cores read channels that lie side by side
-        layouts = CudnnLayouts(innermost=precision != FLOAT32)
-        self.lowering = Lowering(
-            layouts, CudnnFusion(), partial(ways, precision=precision), overwritable, scratch, precision, WHOLE
-        )
+        layouts = CudnnLayouts(innermost=precision != FLOAT32, permuted=precision != FLOAT32)
+        needs = Needs(self.device, precision)
+        self.lowering = CudnnLowering(
+            layouts, CudnnFusion(attends=precision != FLOAT32), partial(ways, precision=precision),
+            needs.overwritable, needs.scratch, precision, WHOLE, partial(attends, self.device, precision), APART,
+        )  # fmt: skip
 
     def device_key(self) -> str:
         """GPU, driver, versions of CuPy and cuDNN, precision, and the version of what is built around them."""
@@ -61,7 +62,7 @@ class CudnnBackend:
         ):
             return 0.0
         tensors = [o.type for o in (*kernel.operands, *kernel.results)]
-        if any(s.op.has(Trait.OPAQUE) for s in kernel.steps) or not all(map(_measurable, tensors)):
+        if any(s.op.has(Trait.OPAQUE) for s in kernel.steps) or not all(map(placed, tensors)):
             return ReferenceBackend().measure(kernel)
         return measured(kernel, self.lowering, self.device)
 
@@ -79,28 +80,6 @@ def _gpu() -> CudaDevice:
     """The current GPU: one device for all backends of a process, which share its plans and its kernels."""
     module = cupy()
     return CudaDevice(module, planner, about())
-
-
-@lru_cache(maxsize=1 << 14)
-def overwritable(kernel: Kernel) -> tuple[int, ...]:
-    """Operands whose memory the result of a kernel of ours may take."""
-    found = sourced(kernel) if _placed(kernel) else None
-    return () if found is None else tuple(i for i in sorted(found.shares) if not kernel.operands[i].constant)
-
-
-@lru_cache(maxsize=1 << 14)
-def scratch(kernel: Kernel) -> int:
-    """Bytes that kernels of ours work in; what cuDNN's plans work in is known on the GPU only."""
-    found = sourced(kernel) if _placed(kernel) else None
-    return 0 if found is None else sum(found.scratch)
-
-
-def _placed(kernel: Kernel) -> bool:
-    return bool(kernel.steps) and all(_measurable(o.type) for o in (*kernel.operands, *kernel.results))
-
-
-def _measurable(t: TensorType) -> bool:
-    return t.other is None and t.static and t.dtype not in (DType.STRING, DType.UNDEFINED)
 
 
 __all__ = ["PRECISIONS", "CudnnBackend"]

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taso.backends.base import Array
 from taso.backends.cudnn.description import Description
@@ -58,6 +59,21 @@ class Clock(Protocol):
     def seconds(self, call: Call) -> float: ...
 
 
+class Flag:
+    """A number in the host's memory that kernels make 1; `owner` keeps the memory alive."""
+
+    def __init__(self, cell: NDArray[np.uint32], owner: object, what: str) -> None:
+        self._cell = cell
+        self._owner = owner
+        self._what = what
+
+    def check(self) -> None:
+        """Raises `BackendError` where it has been raised, and takes it down."""
+        if self._cell[0]:
+            self._cell[0] = 0
+            raise BackendError(self._what)
+
+
 class Launchable(Protocol):
     """A kernel of ours, compiled."""
 
@@ -78,6 +94,11 @@ class Device(Protocol):
         ...
 
     @property
+    def number(self) -> int:
+        """The number that CUDA gives it."""
+        ...
+
+    @property
     def cache_bytes(self) -> int:
         """Of its last level, beyond which nothing is at hand any more."""
         ...
@@ -92,6 +113,11 @@ class Device(Protocol):
 
     def lay_out(self, array: Array) -> Block:
         """The bytes of a plain array in its memory."""
+        ...
+
+    def flag(self, what: str) -> Block:
+        """Four bytes that kernels may write and the host reads (`Flag`, the owner); `what` is said once they are not 0.
+        """
         ...
 
     def view(self, spec: ArraySpec, address: int) -> Array:
@@ -206,6 +232,7 @@ class _Cuda(Protocol):
     MemoryPointer: Callable[[object, int], object]
 
     def get_current_stream(self) -> _Stream: ...
+    def alloc_pinned_memory(self, size: int) -> _OnDevice: ...
     def get_elapsed_time(self, start: _Event, stop: _Event) -> float: ...
 
 
@@ -336,12 +363,12 @@ class CudaDevice:
         self._cuda = module.cuda
         self._planner = planner
         self._about = about
-        self._number = self._cuda.runtime.getDevice()
-        self._properties = self._cuda.runtime.getDeviceProperties(self._number)
+        self.number = self._cuda.runtime.getDevice()
+        self._properties = self._cuda.runtime.getDeviceProperties(self.number)
         self._plans: dict[Hashable, Planned] = {}
         self._functions: dict[tuple[str, str], Launchable] = {}
         self._private = self._cuda.Stream(non_blocking=True)
-        self.label = f"cuda {self._number}"
+        self.label = f"cuda {self.number}"
         size = self._properties.get("l2CacheSize", 0)
         self.cache_bytes = size if isinstance(size, int) and size > 0 else 32 << 20
 
@@ -375,6 +402,14 @@ class CudaDevice:
                 # a program may run on another stream
                 self.finish()
         return block
+
+    def flag(self, what: str) -> Block:
+        with self.working("reserving memory of the host"):
+            # memory of the host that kernels can write: nobody has to wait for the GPU to read it
+            held = self._cuda.alloc_pinned_memory(4)
+        cell = ArraySpec(Place(OPERAND), np.dtype(np.uint32), (1,), (4,)).at(held.ptr)
+        cell[:] = 0
+        return Block(held.ptr, Flag(cast("NDArray[np.uint32]", cell), held, what))
 
     def view(self, spec: ArraySpec, address: int) -> Array:
         dtype = _carried(spec.dtype)

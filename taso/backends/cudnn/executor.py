@@ -10,14 +10,14 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from taso.backends.arena import place_regions
 from taso.backends.base import Array
 from taso.backends.building import Builder, Lie, Task, is_object, opened
-from taso.backends.cudnn.device import Device
+from taso.backends.cudnn.device import Device, Flag
 from taso.backends.cudnn.kernels import design
 from taso.backends.cudnn.launching import BytesLaunch, replays
 from taso.backends.lowering import FLOAT32, PLAIN, Kernel, Lowering, Operand, with_wholes
@@ -98,6 +98,7 @@ class _Builder(Builder):
         bound = self.bind(task, base)
         for launch, (call, kept) in zip(launches, bound, strict=True):
             program.add(task.name, call, launch is not None and replays(launch), (kept, constants))
+        program.watch(constants)
         program.operators += [(s.op.label, task.how) for s in task.kernel.steps]
         evaluates = task.how == EVALUATED
         if evaluates and not any(is_object(o.type) for o in (*task.kernel.operands, *task.kernel.results)):
@@ -148,6 +149,7 @@ class DeviceProgram:
         self._launches: list[tuple[Call, bool]] = []
         self._calls: list[Call] = []
         self._kept: list[object] = [arena]
+        self._flags: list[Flag] = []
         self._lock = threading.Lock()
         self._last: list[object] = [None]
         # memory must not go to others while a run of this is under way
@@ -158,6 +160,10 @@ class DeviceProgram:
         self.names.append(name)
         self._launches.append((call, replays))
         self._kept.append(kept)
+
+    def watch(self, constants: Sequence[Block]) -> None:
+        """Has what kernels report among these be looked at behind each run."""
+        self._flags += [block.owner for block in constants if isinstance(block.owner, Flag)]
 
     def capture(self) -> None:
         """Makes one call of all launches between which the host has nothing to do."""
@@ -176,7 +182,11 @@ class DeviceProgram:
         return len([1 for replays, _ in itertools.groupby(self._launches, key=lambda pair: pair[1]) if replays])
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """One inference on checked inputs; outputs are on the device where an input is."""
+        """One inference on checked inputs; outputs are on the device where an input is.
+
+        Raises `BackendError` where an index pointed outside: in this run, or, where the outputs of the one before were
+        not waited for, in that.
+        """
         device = self._device
         there = any(device.given(array) is not None for array in given.values())
         with self._lock, device.working("running a model"), device.turn(self._last[0]) as done:
@@ -186,6 +196,7 @@ class DeviceProgram:
                     call()
                 outputs = {name: get(there) for name, get in self.outputs}
             self._last[0] = done()
+            self._check()
             return outputs
 
     def profile(self, given: Mapping[str, Array]) -> list[tuple[str, float]]:
@@ -197,7 +208,12 @@ class DeviceProgram:
                 pairs = zip(self.names, self._launches, strict=True)
                 times = [(name, device.seconds(call)) for name, (call, _) in pairs]
             self._last[0] = done()
+            self._check()
             return times
+
+    def _check(self) -> None:
+        for flag in self._flags:
+            flag.check()
 
     def _enter(self, given: Mapping[str, Array]) -> None:
         for name, view in self.inputs:

@@ -13,7 +13,7 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.cudnn.description import Description
-from taso.backends.cudnn.device import Launchable, Planned
+from taso.backends.cudnn.device import Flag, Launchable, Planned
 from taso.backends.cudnn.interpreted import Interpreted
 from taso.backends.pages import zeroed
 from taso.backends.places import OPERAND, ArraySpec, Block, Place
@@ -26,6 +26,7 @@ class HostDevice:
     """
 
     label = "host"
+    number = 0
     cache_bytes = 1 << 20
 
     def __init__(self, compiler: Callable[[str, str], Launchable] | None = None) -> None:
@@ -44,6 +45,10 @@ class HostDevice:
         block = zeroed(plain.nbytes)
         np.copyto(block, plain.reshape(-1).view(np.uint8))
         return Block.of(block)
+
+    def flag(self, what: str) -> Block:
+        cell = np.zeros(1, np.uint32)
+        return Block(cell.ctypes.data, Flag(cell, cell, what))
 
     def view(self, spec: ArraySpec, address: int) -> Array:
         return spec.at(address)

@@ -15,20 +15,22 @@ from functools import lru_cache
 import numpy as np
 
 from taso.backends.base import Array
+from taso.backends.cudnn import attention as heads
 from taso.backends.cudnn.describing import CudnnLaunch, attempts, unbiased, with_addition
 from taso.backends.cudnn.description import Tensor
 from taso.backends.cudnn.device import Device
 from taso.backends.cudnn.frontend import DeviceMemoryFull, GraphUnsupported
-from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch, MoveLaunch, ProductLaunch
+from taso.backends.cudnn.launching import GraphLaunch, HostLaunch, KernelLaunch, MoveLaunch, PartLaunch, ProductLaunch
 from taso.backends.cudnn.moves import moves
+from taso.backends.cudnn.recurrent import RECURRENT, Unrolled, layer_of
 from taso.backends.cudnn.sketch import Constant, WeightTooLarge, laid_out
 from taso.backends.cudnn.sources.kernels import sourced
-from taso.backends.cudnn.sources.launches import Sourced, SourceLaunch
+from taso.backends.cudnn.sources.launches import OUTSIDE, Sourced, SourceLaunch
 from taso.backends.cudnn.sources.winograd import TiledConvolution, tiled_convolution
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import FLOAT32, PLAIN, Kernel
-from taso.backends.onednn.winograd import transformed_filter
+from taso.backends.lowering import BLOCKED, FLOAT32, IN_TURN, PLAIN, Kernel, in_parts
 from taso.backends.places import (
+    CONSTANT,
     OPERAND,
     RESULT,
     SCRATCH,
@@ -40,7 +42,8 @@ from taso.backends.places import (
     row_major_strides,
     tensor_bytes,
 )  # fmt: skip
-from taso.backends.recipe import BY_DEFINITION, NotInPlace, Recipe, Supply
+from taso.backends.recipe import BY_DEFINITION, Launch, NotInPlace, Recipe, Supply
+from taso.backends.tiles import transformed_filter
 from taso.graph.errors import BackendError
 from taso.graph.types import DType
 
@@ -73,7 +76,7 @@ def design(
     if in_place is not None:
         raise NotInPlace("cuDNN does not add in place")
     for way in _tried(kernel, careful):
-        designer = _Designer(kernel, device, supply, precision)
+        designer = _Designer(kernel, device, supply, precision, careful)
         try:
             if way(designer):
                 return designer.recipe
@@ -81,7 +84,7 @@ def design(
             raise
         except BackendError as reason:
             log.warning("a kernel is computed in another way: %s", str(reason))
-    designer = _Designer(kernel, device, supply, precision)
+    designer = _Designer(kernel, device, supply, precision, careful)
     designer.evaluate()
     return designer.recipe
 
@@ -94,7 +97,12 @@ def _tried(kernel: Kernel, careful: bool) -> tuple[_Way, ...]:
     empty = [0 in r.type.static_shape for r in kernel.results]
     if any(empty):
         return (_Designer.nothing,) if all(empty) else ()
+    if kernel.chained:
+        alone = careful or kernel.algorithm == IN_TURN
+        return (_Designer.in_turn,) if alone else (_Designer.attention, _Designer.in_turn)
     ours = (_Designer.ours, _Designer.moved)
+    if kernel.steps and kernel.steps[0].op.name in RECURRENT:
+        return (_Designer.recurrent,)
     if any(0 in o.type.static_shape for o in kernel.operands):
         return ours
     if careful:
@@ -117,7 +125,7 @@ def _is_cudnns(kernel: Kernel) -> bool:
 @lru_cache(maxsize=1 << 14)
 def ways(kernel: Kernel, precision: str) -> tuple[str, ...]:
     """Algorithms by which a kernel can be computed beside the usual one."""
-    if not kernel.steps or not all(o.type.static for o in (*kernel.operands, *kernel.results)):
+    if not kernel.steps or kernel.chained or not all(o.type.static for o in (*kernel.operands, *kernel.results)):
         return ()
     described = any(True for _ in attempts(kernel, precision))
     found = []
@@ -170,7 +178,7 @@ def _may_be_tiled(kernel: Kernel) -> bool:
 
 @dataclass(frozen=True)
 class _Product:
-    """A kernel whose first step is a product of two plain float32 tensors, and which of these is read turned."""
+    """A kernel whose first step is a product of two float32 tensors, and which of these is read turned."""
 
     kernel: Kernel
     turned: tuple[bool, bool]
@@ -191,10 +199,9 @@ def _multiplied(kernel: Kernel) -> _Product | None:
         step = kernel.steps[0]
     given = [kernel.operands[i] if i is not None and i >= 0 else None for i in step.inputs]
     held = [o for o in given if o is not None and o.type.dtype is DType.FLOAT and o.type.rank > 1]
-    whole = [o for o in held if o.layout == PLAIN]
-    if len(whole) != 2 or kernel.results[0].layout != PLAIN:
+    if len(held) != 2 or any(o.layout == BLOCKED for o in (*held, kernel.results[0])):
         return None
-    made = step.op.types_of([o.type for o in whole], step.attrs)
+    made = step.op.types_of([o.type for o in held], step.attrs)
     return _Product(kernel, turned) if made[0] == kernel.results[0].type else None
 
 
@@ -207,8 +214,11 @@ class _Designer:
     device: Device
     supply: Supply
     precision: str
+    careful: bool = False
     recipe: Recipe = field(default_factory=Recipe)
     constants: dict[int, Place] = field(default_factory=dict)
+    shared: list[Place] = field(default_factory=list)
+    reported: Place | None = None
 
     @property
     def name(self) -> str:
@@ -240,7 +250,7 @@ class _Designer:
                     return self.graph(found, len(self.kernel.steps) - len(left))
                 except (GraphUnsupported, WeightTooLarge) as reason:
                     log.debug("cuDNN does not run %s: %s", found.name, str(reason))
-                    self.recipe, self.constants = Recipe(), {}
+                    self.recipe, self.constants, self.reported = Recipe(), {}, None
         return False
 
     def planned_without_bias(self) -> bool:
@@ -257,13 +267,34 @@ class _Designer:
         if found is None:
             return False
         self.kernel = found.kernel
-        between = self.behind(1)
+        between, rest = self.apart_behind(1)
         indices = [i for i in self.kernel.steps[0].inputs if i is not None]
-        given = (plain_spec(self.place(i), self.kernel.operands[i].type) for i in indices)
+        given = [plain_spec(self.plain(i), self.kernel.operands[i].type) for i in indices]
         inputs = tuple(_turned(spec) if turned else spec for spec, turned in zip(given, found.turned, strict=True))
-        target = plain_spec(between, self.kernel.results[0].type)
-        self.recipe.launches.insert(0, ProductLaunch(f"cublas:{self.name}", self.device, inputs, target))
+        result = self.kernel.results[0]
+        made = between if result.layout == PLAIN else self.recipe.add_scratch(tensor_bytes(result.type))
+        target = plain_spec(made, result.type)
+        self.recipe.launches.append(ProductLaunch(f"cublas:{self.name}", self.device, inputs, target))
+        if result.layout != PLAIN:
+            self.part(Kernel((replace(result, layout=PLAIN),), (), (result,)), [made], [between])
+        self.recipe.launches += rest
         return True
+
+    def plain(self, index: int) -> Place:
+        """Where an operand lies plainly, brought there if it does not."""
+        operand = self.kernel.operands[index]
+        if operand.constant or operand.layout == PLAIN:
+            return self.place(index)
+        made = self.recipe.add_scratch(tensor_bytes(operand.type))
+        self.part(Kernel((operand,), (), (replace(operand, layout=PLAIN),)), [self.place(index)], [made])
+        return made
+
+    def apart_behind(self, count: int) -> tuple[Place, list[Launch]]:
+        """As `behind`, with the launches for the caller to put behind its own."""
+        before, self.recipe.launches = self.recipe.launches, []
+        between = self.behind(count)
+        rest, self.recipe.launches = self.recipe.launches, before
+        return between, rest
 
     def tiled(self) -> bool:
         """A convolution in tiles: their transform, a batch of matrix products, and the transform of the outputs."""
@@ -320,6 +351,94 @@ class _Designer:
         self.sources(found, [between if i is None else self.place(i) for i in operands])
         return between
 
+    def attention(self) -> bool:
+        """An attention by cuDNN's operation for it, what it reads and makes brought to its type and back."""
+        found = heads.attended(self.kernel)
+        if found is None or self.precision not in heads.TYPES or not self.device.compiles:
+            return False
+        dtype = heads.TYPES[self.precision]
+        directly = dtype is DType.FLOAT
+        description = found.description(self.scale(found), self.precision, directly)
+        try:
+            planned = self.device.plan(description)
+        except GraphUnsupported as reason:
+            log.debug("cuDNN does not run an attention: %s", str(reason))
+            return False
+        arguments = {}
+        for uid, factor in ((heads.Q, found.q), (heads.K, found.k), (heads.V, found.v)):
+            arguments[uid] = self.place(factor.index)
+            if not (directly and factor.side_by_side):
+                arguments[uid] = self.recipe.add_scratch(factor.seen.type.size * dtype.itemsize)
+                self.part(heads.brought(factor, dtype), [self.place(factor.index)], [arguments[uid]])
+        if found.mask is not None:
+            arguments[heads.MASK] = self.place(found.mask)
+        between, rest = self.apart_behind(found.count)
+        made = directly and found.out.innermost
+        out = between if made else self.recipe.add_scratch(self.kernel.results[0].type.size * dtype.itemsize)
+        arguments[heads.OUT] = out
+        workspace = self.recipe.add_scratch(planned.workspace) if planned.workspace else None
+        self.recipe.launches.append(GraphLaunch("cudnn:sdpa", planned, arguments, workspace))
+        if not made:
+            self.part(heads.put_back(self.kernel, dtype), [out], [between])
+        self.recipe.launches += rest
+        return True
+
+    def scale(self, found: heads.Attended) -> float:
+        """What the scores of an attention are multiplied with."""
+        scale = 1.0
+        for index, divides in found.scales:
+            number = float(self.supply.array(index).reshape(()))
+            scale = scale / number if divides else scale * number
+        return scale
+
+    def in_turn(self) -> bool:
+        """Each anchor with what is behind it by itself, one after the other."""
+        read = iter(index for step in self.kernel.steps for index in step.inputs if index is not None and index >= 0)
+        between: Place | None = None
+        parts = in_parts(self.kernel)
+        for number, part in enumerate(parts):
+            given: list[Place | int] = []
+            for position in range(len(part.operands)):
+                chained = number > 0 and position == 0
+                given.append(between if chained and between is not None else next(read))
+            last = number == len(parts) - 1
+            made = Place(RESULT) if last else self.recipe.add_scratch(tensor_bytes(part.results[0].type))
+            self.part(part, given, [made])
+            between = made
+        return True
+
+    def part(self, kernel: Kernel, given: Sequence[Place | int], made: Sequence[Place]) -> None:
+        """Launches what a part of the kernel does; `given` are places, or numbers of operands of the whole."""
+        recipe = design(kernel, self.device, _PartSupply(self.supply, given), self.precision, self.careful)
+        # parts run one after the other: they work in the same memory
+        for number, size in enumerate(recipe.scratch):
+            if number == len(self.shared):
+                self.shared.append(self.recipe.add_scratch(0))
+            index = self.shared[number].index
+            self.recipe.scratch[index] = max(self.recipe.scratch[index], size)
+        operands = tuple(
+            g if isinstance(g, Place) else Place(OPERAND, g) if o.constant else self.place(g)
+            for g, o in zip(given, kernel.operands, strict=True)
+        )
+        constants = tuple(map(self.recipe.add_constant, recipe.constants))
+        scratch = tuple(self.shared[: len(recipe.scratch)])
+        self.recipe.launches += [
+            PartLaunch(launch, operands, tuple(made), scratch, constants) for launch in recipe.launches
+        ]
+
+    def recurrent(self) -> bool:
+        """A recurrent layer step by step."""
+        layer = layer_of(self.kernel, self.supply.array) if self.device.compiles else None
+        if layer is None:
+            return False
+        scratch = [self.recipe.add_scratch(size) for size in layer.scratch]
+        for launch in Unrolled(layer, self.device, self.place, scratch).launches():
+            if isinstance(launch, SourceLaunch):
+                self.placed(launch, launch.arguments)
+            else:
+                self.recipe.launches.append(launch)
+        return True
+
     def ours(self) -> bool:
         """All steps by kernels of ours."""
         found = sourced(self.kernel) if self.device.compiles else None
@@ -366,13 +485,26 @@ class _Designer:
 
     def source(self, launch: SourceLaunch, operands: Sequence[Place], scratch: Sequence[Place]) -> None:
         """Launches a kernel of ours."""
+        given = (self.flag() if a == OUTSIDE else a for a in launch.arguments)
         arguments = tuple(
-            _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) else a for a in launch.arguments
+            _settled(a, operands, Place(RESULT), scratch) if isinstance(a, Place) and a.kind != CONSTANT else a
+            for a in given
         )
+        self.placed(launch, arguments)
+
+    def placed(self, launch: SourceLaunch, arguments: tuple[Place | int | float, ...]) -> None:
+        """Launches a kernel of ours on these arguments, whose places are those of the whole kernel."""
         function = self.device.function(launch.source.code, launch.source.entry)
         self.recipe.launches.append(
             KernelLaunch(launch.source.name, function, launch.grid, launch.block, launch.shared, arguments)
         )
+
+    def flag(self) -> Place:
+        """Where a kernel of ours reports an index that points outside."""
+        if self.reported is None:
+            what = f"{self.name}: an index lies outside what it points into"
+            self.reported = self.recipe.add_constant(self.device.flag(what))
+        return self.reported
 
     def evaluate(self) -> None:
         """All steps by their definitions, on the host."""
@@ -390,6 +522,40 @@ class _Designer:
         inputs = tuple(logical_spec(self.place(i), o.type, o.layout, 1) for i, o in enumerate(operands))
         outs = tuple(logical_spec(Place(RESULT, i), r.type, r.layout, 1) for i, r in enumerate(results))
         self.recipe.launches.append(HostLaunch(f"{BY_DEFINITION}{self.name}", self.device, whole, inputs, outs))
+
+
+@dataclass(frozen=True)
+class _PartSupply:
+    """The constants of a part of a kernel, by the numbers that they have in the whole."""
+
+    whole: Supply
+    given: Sequence[Place | int]
+
+    def array(self, operand: int) -> Array:
+        return self.whole.array(self._number(operand))
+
+    def keep(self, operand: int, label: str, make: Callable[[Array], Block]) -> Block:
+        return self.whole.keep(self._number(operand), label, make)
+
+    def _number(self, operand: int) -> int:
+        found = self.given[operand]
+        if isinstance(found, Place):
+            raise BackendError("a part of a kernel takes for a constant what is computed")
+        return found
+
+
+def attends(device: Device, precision: str, kernel: Kernel) -> bool:
+    """Whether a kernel of several anchors is an attention of which cuDNN has a plan on a device."""
+    found = heads.attended(kernel)
+    if found is None or precision not in heads.TYPES or not device.compiles:
+        return False
+    try:
+        # the scale is passed by value: another number changes nothing
+        device.plan(found.description(1.0, precision, heads.TYPES[precision] is DType.FLOAT))
+    except BackendError as reason:
+        log.debug("cuDNN does not run an attention: %s", str(reason))
+        return False
+    return True
 
 
 def _floats(place: Place, shape: Sequence[int]) -> ArraySpec:
@@ -412,4 +578,4 @@ def _settled(place: Place, operands: Sequence[Place], result: Place, scratch: Se
     return replace(found, offset=found.offset + place.offset)
 
 
-__all__ = ["BY_CUDNN", "CUBLAS", "KERNEL_FORMAT", "OURS", "design", "rest_of", "ways"]
+__all__ = ["BY_CUDNN", "CUBLAS", "KERNEL_FORMAT", "OURS", "attends", "design", "rest_of", "ways"]

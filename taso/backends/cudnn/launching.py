@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.cudnn.device import Device, Extent, Launchable, Planned
-from taso.backends.places import ArraySpec, Place
+from taso.backends.places import OPERAND, RESULT, SCRATCH, ArraySpec, Place
 from taso.backends.recipe import Call, Launch
 
 Address = Callable[[Place], int]
@@ -119,6 +119,30 @@ class HostLaunch:
         return run, None
 
 
+@dataclass(frozen=True)
+class PartLaunch:
+    """A launch of a kernel that is a part of another: where in the other's buffers those of the part are."""
+
+    launch: Launch
+    operands: tuple[Place, ...]
+    results: tuple[Place, ...]
+    scratch: tuple[Place, ...]
+    constants: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        return self.launch.name
+
+    def bind(self, address: Address) -> tuple[Call, object]:
+        return self.launch.bind(lambda place: address(self.whole(place)))
+
+    def whole(self, place: Place) -> Place:
+        """A place of the part, as one of the whole."""
+        table = {OPERAND: self.operands, RESULT: self.results, SCRATCH: self.scratch}
+        found = table.get(place.kind, self.constants)[place.index]
+        return replace(found, offset=found.offset + place.offset)
+
+
 def replays(launch: Launch) -> bool:
     """Whether a launch does the same each time without the host, so that it can be captured."""
-    return not isinstance(launch, HostLaunch)
+    return replays(launch.launch) if isinstance(launch, PartLaunch) else not isinstance(launch, HostLaunch)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from taso.backends.cudnn.device import Device
+from taso.backends.cudnn.device import Device, Flag
 from taso.backends.cudnn.kernels import design
 from taso.backends.cudnn.launching import replays
 from taso.backends.lowering import Kernel, Lowering
@@ -66,6 +66,8 @@ def _sets(recipe: Recipe, kernel: Kernel, device: Device) -> list[list[Block]]:
 
 
 def _copied(device: Device, block: Block) -> Block:
+    if isinstance(block.owner, Flag):
+        return block
     size = getattr(block.owner, "nbytes", 0)
     copy = device.reserve(size)
     device.copy(copy.address, block.address, size)

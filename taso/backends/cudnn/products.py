@@ -127,8 +127,10 @@ def matmul(s: Sketch, step: Step, followers: Sequence[Step]) -> Stem:
     rows, columns = len(a) > 1, len(b) > 1
     for batch, flat in _batches(left[:-2], right[:-2]):
         frame = Frame(s.out_dims, _with_matrix(batch, flat, rank - 2, rows, columns))
-        if fits(s, frame, followers):
-            return _product(s, step, frame, left, right, batch, flat)
+        factors = _factors(s, step, left, right, batch, flat) if fits(s, frame, followers) else None
+        if factors is not None:
+            first, second = (_matrix(s, step, position, *placed) for position, placed in enumerate(factors))
+            return Stem(s.apply("matmul", {"A": first, "B": second}, "C", frame.shape, result_strides(s, frame)), frame)
     raise Unmapped("a batch of products whose operands broadcast in different ways")
 
 
@@ -167,28 +169,39 @@ def _with_matrix(batch: _Groups, flat: bool, axes: int, rows: bool, columns: boo
     return ((), (*batch[0], *row), column) if flat else (*batch, row, column)
 
 
-def _product(
-    s: Sketch, step: Step, frame: Frame, left: Sequence[int], right: Sequence[int], batch: _Groups, flat: bool
-) -> Stem:
+_Placed = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _factors(
+    s: Sketch, step: Step, left: Sequence[int], right: Sequence[int], batch: _Groups, flat: bool
+) -> tuple[_Placed, _Placed] | None:
+    """Dimensions and strides of the factors with batch axes taken together; None where they do not lie as one."""
     axes = len(left) - 2
     shared = tuple(max(x, y) for x, y in zip(left[:-2], right[:-2], strict=True))
     plain: _Groups = (*batch, (axes,), (axes + 1,))
     a_groups: _Groups = ((), (*batch[0], axes), (axes + 1,)) if flat else plain
     b_groups: _Groups = ((*batch[0],), (axes,), (axes + 1,)) if flat else plain
-    a = _matrix(s, step, 0, left, Frame((*shared, *left[-2:]), a_groups))
-    b = _matrix(s, step, 1, right, Frame((*(right[:-2] if flat else shared), *right[-2:]), b_groups))
-    y = s.apply("matmul", {"A": a, "B": b}, "C", frame.shape, result_strides(s, frame))
-    return Stem(y, frame)
+    try:
+        return (
+            _placed(s, step, 0, left, Frame((*shared, *left[-2:]), a_groups)),
+            _placed(s, step, 1, right, Frame((*(right[:-2] if flat else shared), *right[-2:]), b_groups)),
+        )
+    except Unmapped:
+        return None
 
 
-def _matrix(s: Sketch, step: Step, position: int, dims: Sequence[int], frame: Frame) -> int:
-    """A factor whose dimensions, with a row or a column added to a vector and ones in front, are `dims`."""
-    index, operand = s.index(step, position), s.given(step, position)
+def _placed(s: Sketch, step: Step, position: int, dims: Sequence[int], frame: Frame) -> _Placed:
+    """A factor in a frame; its dimensions, with a row or a column added to a vector and ones in front, are `dims`."""
+    operand = s.given(step, position)
     own = strides_of(operand.type.static_shape, operand.layout)
     if operand.type.rank == 1:
         own = (dims[-1], 1) if position == 0 else (1, 1)
-    size, strides = frame.placed(dims[len(dims) - len(own) :], own)
-    if operand.constant:
+    return frame.placed(dims[len(dims) - len(own) :], own)
+
+
+def _matrix(s: Sketch, step: Step, position: int, size: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    index = s.index(step, position)
+    if s.kernel.operands[index].constant:
         return s.constant(index, size, None, s.narrow)
     return s.rounded(s.data(index, size, strides))
 

@@ -11,12 +11,11 @@ from functools import lru_cache, partial
 import numpy as np
 
 from taso.backends.arena import aligned
-from taso.backends.base import Array
 from taso.backends.lowering import Kernel, Layouts, Step, is_view
 from taso.backends.onednn.executor import threads_in_force
 from taso.backends.onednn.kernels import depth_first_fits, design
 from taso.backends.onednn.library import library
-from taso.backends.onednn.places import Block
+from taso.backends.sampling import BlankSupply
 from taso.graph.errors import BackendError
 from taso.graph.operator import Trait
 from taso.graph.types import DType, TensorType
@@ -63,7 +62,7 @@ def _scratch(layouts: Layouts, threads: int, precision: str, kernel: Kernel) -> 
     lib = library()
     try:
         with threads_in_force(lib, threads), np.errstate(all="ignore"):
-            recipe = design(kernel, layouts, _Blank(kernel), precision=precision)
+            recipe = design(kernel, layouts, BlankSupply(kernel), precision=precision)
     except BackendError:
         # whoever runs it will say why it cannot be built
         return 0
@@ -74,22 +73,8 @@ def _scratch(layouts: Layouts, threads: int, precision: str, kernel: Kernel) -> 
 def runs_chain(layouts: Layouts, threads: int, kernel: Kernel) -> bool:
     """Whether there are primitives for a kernel of several layers in a row."""
     with threads_in_force(library(), threads):
-        return depth_first_fits(kernel, layouts, _Blank(kernel))
+        return depth_first_fits(kernel, layouts, BlankSupply(kernel))
 
 
 def _placed(t: TensorType) -> bool:
     return t.other is None and t.static and t.dtype not in (DType.STRING, DType.UNDEFINED)
-
-
-class _Blank:
-    """Constants that nobody lays out: ones, of which a number at most is looked at."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-
-    def array(self, operand: int) -> Array:
-        t = self._kernel.operands[operand].type
-        return np.broadcast_to(np.ones((), t.dtype.numpy), t.static_shape)
-
-    def keep(self, operand: int, label: str, make: Callable[[Array], Block]) -> Block:
-        return Block(0, None)

@@ -48,6 +48,7 @@ from taso.backends.onednn.places import (
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive
 from taso.backends.onednn.recipe import PrimitiveLaunch, Recipe, Supply
+from taso.backends.tiles import products_of, transformed_filter
 from taso.backends.x86.launch import ProductLaunch, TransformLaunch
 from taso.backends.x86.posts import ByColumn
 from taso.backends.x86.products import Product, in_panels
@@ -56,7 +57,7 @@ from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType
-from taso.graph.winograd import Matrix, Transforms, transforms
+from taso.graph.winograd import Transforms, transforms
 
 _F32 = DataType.F32
 _ITEM = 4
@@ -83,9 +84,6 @@ _PAYS = 20
 
 _MOST_STEPS = 8
 """Steps that run with the last transform."""
-
-_AT_A_TIME = 1 << 16
-"""Filters times channels that are transformed at a time."""
 
 _TILES: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (3, 3): ((2, 2), (4, 4)),
@@ -778,31 +776,11 @@ def _output_axis(axis: _Axis) -> Axis:
 # ── constants ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _products(first: Matrix, second: Matrix) -> NDArray[np.float64]:
-    """The Kronecker product of two matrices."""
-    return np.array([[float(a * b) for a in x for b in y] for x in first for y in second])
-
-
-def transformed_filter(weight: Array, rows: Transforms, columns: Transforms) -> NDArray[np.float32]:
-    """G g Gᵀ of every filter (M, C, r, r), computed in float64: (positions, C, M), those of rows behind columns."""
-    # positions are numbered by column, then row, taps by row, then column
-    both = _products(columns.filter, rows.filter)
-    both = both.reshape(len(both), columns.taps, rows.taps).transpose(0, 2, 1).reshape(len(both), -1)
-    filters, channels = weight.shape[:2]
-    taps = weight.reshape(filters, channels, -1).transpose(2, 1, 0)
-    found = np.empty((len(both), channels, filters), np.float32)
-    step = max(_AT_A_TIME // filters, 1)
-    for start in range(0, channels, step):
-        part = taps[:, start : start + step].astype(np.float64)
-        found[:, start : start + step] = (both @ part.reshape(len(part), -1)).reshape(len(both), -1, filters)
-    return found
-
-
 def _output_matrix(rows: Transforms, columns: Transforms) -> NDArray[np.float32]:
     """Outputs of a tile (by row, then column) from its positions (by column, then row)."""
-    both = _products(rows.output, columns.output)
+    both = products_of(rows.output, columns.output)
     both = both.reshape(len(both), rows.products, columns.products).transpose(0, 2, 1)
     return np.ascontiguousarray(both.reshape(len(both), -1), np.float32)
 
 
-__all__ = ["Host", "algorithms", "build", "second_level_cache", "transformed_filter"]
+__all__ = ["Host", "algorithms", "build", "second_level_cache"]

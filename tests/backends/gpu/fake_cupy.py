@@ -165,7 +165,7 @@ class FakeCupy:
         self.cuda = SimpleNamespace(
             runtime=runtime, Stream=self._stream, Event=lambda **settings: Event(self), UnownedMemory=UnownedMemory,
             MemoryPointer=MemoryPointer, get_current_stream=lambda: self.streams[-1],
-            get_elapsed_time=lambda start, stop: (stop.at - start.at) * 1e3,
+            alloc_pinned_memory=self._pinned, get_elapsed_time=lambda start, stop: (stop.at - start.at) * 1e3,
         )  # fmt: skip
 
     # ── the device ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -208,6 +208,11 @@ class FakeCupy:
 
     def _freed(self, size: int) -> None:
         self.used -= size
+
+    def _pinned(self, size: int) -> SimpleNamespace:
+        self.not_captured("a reservation")
+        held = np.full(size, 0xFB, np.uint8)
+        return SimpleNamespace(ptr=held.ctypes.data, held=held)
 
     def asarray(self, array: object) -> DeviceArray:
         if isinstance(array, DeviceArray):

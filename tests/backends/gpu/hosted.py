@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from taso.backends.cudnn.sources.launches import Source, Sourced, SourceLaunch
+from taso.backends.cudnn.sources.launches import OUTSIDE, Source, Sourced, SourceLaunch
 from taso.backends.cudnn.sources.nests import operand_strides
 from taso.backends.cudnn.sources.prelude import PRELUDE
 from taso.backends.fallback import evaluated
@@ -175,7 +175,7 @@ def run(trial: Trial, library: Library, shift: int = 0, backwards: bool = False)
     operands = [buffer_of(o, a, shift) for o, a in zip(kernel.operands, trial.arrays, strict=True)]
     results = [buffer_of(r, None, shift) for r in kernel.results]
     scratch = [Buffer(size) for size in sourced.scratch]
-    table = {OPERAND: operands, RESULT: results, "scratch": scratch}
+    table = {OPERAND: operands, RESULT: results, "scratch": scratch, OUTSIDE.kind: [Buffer(4)]}
 
     def address(place: object) -> int:
         assert isinstance(place, Place)

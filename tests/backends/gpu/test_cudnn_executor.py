@@ -30,7 +30,6 @@ ON_ONEDNN_ALONE = {
     "test_parts_of_parts_are_views": "parts here begin where the GPU reads several elements at once, or are copied",
     "test_parts_of_channels_in_blocks_are_views": "of channels in blocks",
     "test_concatenated_convolutions_are_computed_where_they_belong": "counts oneDNN's changes of layout",
-    "test_an_index_out_of_range_is_an_error": "kernels of ours read 0 there",
     "test_regions_in_use_at_once_do_not_overlap": "of no backend",
     "test_threads_are_set_for_the_run_only": "of threads",
     "test_a_mask_of_minus_infinity_keeps_the_fast_kernels": "of oneDNN's implementations",

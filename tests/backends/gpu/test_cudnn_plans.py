@@ -6,16 +6,17 @@ This says that cuDNN has engines for what is described, not that they give the r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from describing_cases import Given, Part, made, part
 from deviceless import missing, plans
 
-from taso.backends.cudnn.attention import Heads, attention
+from taso.backends.cudnn.attention import Heads, attended, attention
 from taso.backends.cudnn.describing import described
 from taso.backends.cudnn.description import BF16, FLOAT32, FP16, TF32, Description
-from taso.backends.lowering import LAST, PLAIN
+from taso.backends.lowering import LAST, PLAIN, Kernel
 from taso.graph.types import DType
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
@@ -33,6 +34,29 @@ def graph(
 
 def weights(*dims: int) -> Given:
     return Given(dims, constant=True)
+
+
+def heads_of_a_layer() -> dict[str, Kernel]:
+    """Products of an attention whose heads lie side by side, and the whole as one kernel."""
+    aside, turned = "axes 0213", "axes 0312"
+    q, k, v = Given((2, 4, 128, 64), aside), Given((2, 4, 64, 128), turned), Given((2, 4, 128, 64), aside)
+    one_q, one_k, one_v = (replace(given, dims=(1, *given.dims[1:])) for given in (q, k, v))
+    scores, mask = Given((1, 4, 128, 128)), Given((2, 1, 1, 128))
+    steps = [part("MatMul", 0, 1), part("Mul", -1, 2), part("Add", -1, 3), part("Softmax", -1), part("MatMul", -1, 4)]
+    return {
+        "scores of heads side by side": made([one_q, one_k], [part("MatMul", 0, 1)]),
+        "values of heads side by side": made([scores, one_v], [part("MatMul", 0, 1)], aside),
+        "an attention of a layer": made([q, k, Given((), constant=True), mask, v], steps, aside),
+    }
+
+
+def graph_of(kernel: Kernel, precision: str) -> Description:
+    found = attended(kernel)
+    if found is not None:
+        return found.description(0.125, precision, precision == TF32)
+    launch = described(kernel, precision)
+    assert launch is not None
+    return launch.description
 
 
 def planned_for() -> dict[str, Description]:
@@ -69,6 +93,9 @@ def planned_for() -> dict[str, Description]:
     norm = [rows, weights(256), weights(256)]
     found["layer normalization"] = graph(norm, [part("LayerNormalization", 0, 1, 2)])
     found["RMS normalization"] = graph(norm[:2], [part("RMSNormalization", 0, 1)])
+    for precision in (TF32, FP16, BF16):
+        for name, kernel in heads_of_a_layer().items():
+            found[f"{name}, {precision}"] = graph_of(kernel, precision)
     heads = Heads.side_by_side(2, 4, 128, 64)
     found["attention"] = attention(heads, heads, heads, heads, 0.125, precision=TF32)
     found["attention with a mask"] = attention(
@@ -83,6 +110,9 @@ def left_to_others() -> dict[str, Description]:
     heads = Heads.side_by_side(2, 4, 128, 64)
     image = Given((4, 64, 28, 28))
     return {
+        "a product of heads of several batches": graph(
+            [Given((2, 4, 128, 64), "axes 0213"), Given((2, 4, 64, 128))], [part("MatMul", 0, 1)], PLAIN, TF32
+        ),
         "a product in float32": graph([rows, weights(256, 512)], [part("MatMul", 0, 1)]),
         "attention in float32": attention(heads, heads, heads, heads, 0.125),
         "softmax": graph([rows], [part("Softmax", 0)]),

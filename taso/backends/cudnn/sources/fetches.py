@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from taso.backends.cudnn.sources.launches import OUTSIDE
 from taso.backends.cudnn.sources.nests import Access, Nest, Parameters
 from taso.backends.cudnn.sources.scalars import stored
 from taso.graph.types import DType
@@ -92,7 +93,7 @@ class Lookup:
 def looked_up(
     nest: Nest, parameters: Parameters, lookups: Sequence[Lookup], lane: bool
 ) -> tuple[list[str], str, str]:  # fmt: skip
-    """Text that reads indices; text that says whether all are inside; what they add to a place."""
+    """Text that reads indices and reports one that points outside; whether all are inside; what they add to a place."""
     lines, inside, moved = [], [], ""
     for n, lookup in enumerate(lookups):
         pointer = parameters.name(lookup.indices.place, lookup.indices.dtype)
@@ -100,14 +101,17 @@ def looked_up(
         lines.append(f"const i64 at{n} = place_of({read}, {lookup.size});")
         inside.append(f"at{n} >= 0")
         moved += f" + at{n} * {lookup.stride}"
-    return lines, " && ".join(inside), moved
+    whole = " && ".join(inside)
+    # in the memory of the host, where nobody writes as long as all is well
+    lines.append(f"if (!({whole})) *{parameters.name(OUTSIDE, DType.UINT32, written=True)} = 1;")
+    return lines, whole, moved
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Elements at an affine place moved by indices that are read; those that point outside read as 0.
+    """Elements at an affine place moved by indices that are read; those that point outside read as 0, and are reported.
 
-    ONNX leaves such indices undefined; a GPU cannot raise, and must not read what is not there.
+    A GPU cannot raise, and must not read what is not there.
     """
 
     access: Access

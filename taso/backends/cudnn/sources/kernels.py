@@ -8,7 +8,7 @@ from taso.backends.cudnn.sources.chains import chain
 from taso.backends.cudnn.sources.fetches import Straight
 from taso.backends.cudnn.sources.launches import Place, Sourced
 from taso.backends.cudnn.sources.movement import MOVERS, change_of_layout
-from taso.backends.cudnn.sources.nests import lies_plainly_or_last
+from taso.backends.cudnn.sources.nests import lies_in_strides
 from taso.backends.cudnn.sources.orders import ORDERS
 from taso.backends.cudnn.sources.reductions import REDUCERS
 from taso.backends.cudnn.sources.results import Loops, result_access
@@ -51,7 +51,7 @@ def _is_held(kernel: Kernel) -> bool:
     """Whether all tensors have sizes, layouts and element types that the text can speak of."""
     held = (*kernel.operands, *kernel.results)
     return bool(kernel.results) and all(
-        o.type.static and o.type.other is None and o.type.dtype in HELD and lies_plainly_or_last(o) for o in held
+        o.type.static and o.type.other is None and o.type.dtype in HELD and lies_in_strides(o) for o in held
     )
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from taso.backends.places import Place
 
+OUTSIDE = Place("outside")
+"""A number of 32 bits that a kernel makes 1 where an index points outside."""
+
 _ENTRY = "ENTRY"
 """Stands for the entry's name in text that has none yet."""
 
@@ -55,4 +58,4 @@ class Sourced:
     shares: frozenset[int] = frozenset()
 
 
-__all__ = ["Place", "Source", "SourceLaunch", "Sourced"]
+__all__ = ["OUTSIDE", "Place", "Source", "SourceLaunch", "Sourced"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from taso.backends.cudnn.sources.launches import Place
 from taso.backends.cudnn.sources.scalars import stored
-from taso.backends.lowering import LAST, PLAIN, Operand
+from taso.backends.lowering import BLOCKED, Operand, axes_of
 from taso.backends.places import row_major_strides, strides_of
 from taso.graph.types import DType, TensorType
 
@@ -23,9 +23,9 @@ class Access:
     offset: int = 0
 
 
-def lies_plainly_or_last(operand: Operand) -> bool:
+def lies_in_strides(operand: Operand) -> bool:
     """Whether the operand lies in a layout that strides describe."""
-    return operand.layout in (PLAIN, LAST)
+    return operand.layout != BLOCKED
 
 
 def operand_strides(operand: Operand) -> tuple[int, ...]:
@@ -34,8 +34,7 @@ def operand_strides(operand: Operand) -> tuple[int, ...]:
 
 def memory_order(operand: Operand) -> list[int]:
     """The axes of a tensor, outermost in memory first."""
-    rank = operand.type.rank
-    return [0, *range(2, rank), 1] if operand.layout == LAST and rank > 2 else list(range(rank))
+    return list(axes_of(operand.layout, operand.type.rank))
 
 
 def broadcast_strides(operand: Operand, dims: Sequence[int]) -> tuple[int, ...] | None:
@@ -188,6 +187,6 @@ class Parameters:
 
 
 __all__ = [
-    "Access", "Nest", "Parameters", "broadcast_strides", "channel_strides", "lies_plainly_or_last", "memory_order",
+    "Access", "Nest", "Parameters", "broadcast_strides", "channel_strides", "lies_in_strides", "memory_order",
     "operand_strides", "row_major_strides",
 ]  # fmt: skip

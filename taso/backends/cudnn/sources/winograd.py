@@ -19,10 +19,10 @@ from fractions import Fraction
 from taso.backends.cudnn.sources.chains import Chain, chain
 from taso.backends.cudnn.sources.fetches import Straight
 from taso.backends.cudnn.sources.launches import Place, Source, SourceLaunch
-from taso.backends.cudnn.sources.nests import Parameters, lies_plainly_or_last, operand_strides
+from taso.backends.cudnn.sources.nests import Parameters, operand_strides
 from taso.backends.cudnn.sources.prelude import PRELUDE
 from taso.backends.cudnn.sources.scalars import literal
-from taso.backends.lowering import LAST, Kernel
+from taso.backends.lowering import LAST, PLAIN, Kernel
 from taso.backends.places import OPERAND, RESULT
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType
@@ -91,7 +91,7 @@ class _Tiling:
         held = (*given, *kernel.results)
         if len(given) < 2 or any(not o.type.static or o.type.dtype is not DType.FLOAT for o in held):
             return None
-        if given[0].type.rank != 4 or any(0 in o.type.static_shape or not lies_plainly_or_last(o) for o in held):
+        if given[0].type.rank != 4 or any(0 in o.type.static_shape or o.layout not in (PLAIN, LAST) for o in held):
             return None
         full, taps = conv_settings(given[1].type, anchor.attrs), given[1].type.static_shape[2:]
         if full.int("group") != 1 or {*full.ints("strides"), *full.ints("dilations")} != {1}:
