@@ -97,6 +97,8 @@ def _logistic(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -
 
 def _swish(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -> None:
     _logistic_into(asm, temporaries[0], x, f.alpha, temporaries)
+    # what stands for 0 is not, and times a huge number it would be seen
+    asm.vector("add", temporaries[0], temporaries[0], Pooled(-(2.0**-_LARGEST_EXPONENT)))
     asm.vector("mul", x, x, temporaries[0])
 
 
@@ -153,8 +155,10 @@ def _square(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -> 
 def _gelu(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -> None:
     """x · ½ (1 + erf(x / √2)): erf by formula 7.1.26, whose sign is that of x."""
     t, e, work, other = temporaries[:4]
-    # t = 1 / (1 + slope |x| / √2)
+    # t = 1 / (1 + slope |x| / √2), of which infinity has none by `_inverse`
     asm.absolute(work, x, other)
+    asm.broadcast(other, Pooled(_FAR))
+    asm.vector("min", work, other, work)
     asm.vector("mul", work, work, Pooled(_ERF_SLOPE / math.sqrt(2)))
     asm.vector("add", work, work, Pooled(1.0))
     _inverse(asm, work, t, other)
