@@ -1,0 +1,119 @@
+"""Helpers for tests of code written at run time: whether it runs here, functions of one element, guarded matrices."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso.backends.onednn.library import library
+from taso.backends.x86.assembler import RAX, RDI, RDX, RSI, Assembler, Mem
+from taso.backends.x86.code import Code, runs_here
+from taso.backends.x86.functions import Function, write
+from taso.graph.errors import BackendUnavailable
+
+Array = NDArray[np.float32]
+CANARY = np.uint32(0x7FC0BEEF)
+"""The bits of a NaN that no computation makes: what is read of it makes a result NaN, what is written over is seen."""
+
+
+def why_not() -> str:
+    """Why machine code for AVX-512 does not run here, or nothing."""
+    if not runs_here():
+        return "this process may not run machine code for x86-64 that it makes"
+    try:
+        isa = library().isa
+    except BackendUnavailable as error:
+        return str(error)
+    return "" if "avx512" in isa else f"the processor has no AVX-512: oneDNN uses {isa}"
+
+
+def elementwise(writing: Callable[[Assembler], object], registers: tuple[int, ...] = ()) -> Callable[[Array], Array]:
+    """A function of arrays by code that replaces the elements in register 0; `registers` are filled with NaN before."""
+    asm = Assembler()
+    top = asm.here()
+    for register in registers:
+        asm.vector("xor", register, register, register)
+        asm.vector("div", register, register, register)
+    asm.move(0, Mem(RDI))
+    writing(asm)
+    asm.write(Mem(RSI), 0)
+    for register, step in ((RDI, 64), (RSI, 64), (RDX, -1)):
+        asm.add(register, step)
+    asm.jump(top, "nonzero")
+    asm.end_vectors()
+    asm.zero(RAX)
+    asm.ret()
+    code = Code(asm.finish())
+    call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.address)
+
+    def run(x: Array, code: Code = code) -> Array:
+        given = np.zeros(-(-max(x.size, 1) // 16) * 16, np.float32)
+        given[: x.size] = x
+        found = np.full_like(given, 7)
+        assert call(given.ctypes.data, found.ctypes.data, given.size // 16) == 0
+        return found[: x.size]
+
+    return run
+
+
+def by_code(function: Function) -> Callable[[Array], Array]:
+    """A function of one element as products apply it."""
+    return elementwise(lambda asm: write(asm, function, 0, (28, 29, 30, 31)), (28, 29, 30, 31))
+
+
+class Rows:
+    """Rows of float32 with gaps between them and memory around them that hold the canary; the last row has no gap.
+
+    With `guarded` the last byte is the last one before a page that may not be touched.
+    """
+
+    def __init__(self, rows: int, columns: int, stride: int, fill: Array | None = None, guarded: bool = False) -> None:
+        self.rows, self.columns, self.stride = rows, columns, stride
+        count = (rows - 1) * stride + columns
+        if guarded:
+            self._around = _before_a_wall(count)
+            self._start = self._around.size - count
+        else:
+            self._around = np.empty(count + 96, np.uint32)
+            self._start = 32 + -(self._around.ctypes.data // 4 + 32) % 16
+        self._around[:] = CANARY
+        if fill is not None:
+            self.array[:] = fill
+
+    @property
+    def address(self) -> int:
+        return self._around.ctypes.data + 4 * self._start
+
+    @property
+    def array(self) -> Array:
+        held = self._around.view(np.float32)[self._start :]
+        return np.lib.stride_tricks.as_strided(held, (self.rows, self.columns), (4 * self.stride, 4))
+
+    @property
+    def kept_to_itself(self) -> bool:
+        """Whether nothing but the rows was written to."""
+        touched = np.ones(self._around.shape, bool)
+        inside = touched[self._start :]
+        np.lib.stride_tricks.as_strided(inside, (self.rows, self.columns), (self.stride, 1))[:] = False
+        return bool((self._around[touched] == CANARY).all())
+
+
+def _before_a_wall(count: int) -> NDArray[np.uint32]:
+    """Numbers whose end is the end of what may be touched; mapped until the process ends."""
+    page = mmap.PAGESIZE
+    size = -(-4 * count // page) * page
+    memory = mmap.mmap(-1, size + page)
+    _KEPT.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
+        ("mprotect", ctypes.CDLL(None))
+    )
+    assert protect(start + size, page, 0) == 0
+    return np.frombuffer(memory, np.uint32, size // 4)
+
+
+_KEPT: list[mmap.mmap] = []
