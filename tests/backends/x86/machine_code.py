@@ -65,21 +65,24 @@ def by_code(function: Function) -> Callable[[Array], Array]:
     return elementwise(lambda asm: write(asm, function, 0, (28, 29, 30, 31)), (28, 29, 30, 31))
 
 
+BEHIND, BEFORE = "behind", "before"
+
+
 class Rows:
     """Rows of float32 with gaps between them and memory around them that hold the canary; the last row has no gap.
 
-    With `guarded` the last byte is the last one before a page that may not be touched.
+    With a `wall` they begin right behind, or end right before, a page that may not be touched.
     """
 
-    def __init__(self, rows: int, columns: int, stride: int, fill: Array | None = None, guarded: bool = False) -> None:
+    def __init__(self, rows: int, columns: int, stride: int, fill: Array | None = None, wall: str = "") -> None:
         self.rows, self.columns, self.stride = rows, columns, stride
         count = (rows - 1) * stride + columns
-        if guarded:
-            self._around = _before_a_wall(count)
-            self._start = self._around.size - count
+        if wall:
+            self._around = _walled(count)
+            self._start = 0 if wall == BEFORE else self._around.size - count
         else:
             self._around = np.empty(count + 96, np.uint32)
-            self._start = 32 + -(self._around.ctypes.data // 4 + 32) % 16
+            self._start = 32
         self._around[:] = CANARY
         if fill is not None:
             self.array[:] = fill
@@ -102,18 +105,19 @@ class Rows:
         return bool((self._around[touched] == CANARY).all())
 
 
-def _before_a_wall(count: int) -> NDArray[np.uint32]:
-    """Numbers whose end is the end of what may be touched; mapped until the process ends."""
+def _walled(count: int) -> NDArray[np.uint32]:
+    """Whole pages between two that may not be touched; mapped until the process ends."""
     page = mmap.PAGESIZE
     size = -(-4 * count // page) * page
-    memory = mmap.mmap(-1, size + page)
+    memory = mmap.mmap(-1, size + 2 * page)
     _KEPT.append(memory)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     protect = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
         ("mprotect", ctypes.CDLL(None))
     )
-    assert protect(start + size, page, 0) == 0
-    return np.frombuffer(memory, np.uint32, size // 4)
+    for wall in (start, start + page + size):
+        assert protect(wall, page, 0) == 0
+    return np.frombuffer(memory, np.uint32, size // 4, page)
 
 
 _KEPT: list[mmap.mmap] = []
