@@ -74,7 +74,21 @@ def _problem(kernel: Kernel, layouts: Layouts) -> _Problem | None:
     if any(0 in t.static_shape for t in tensors):
         return None
     found = _conv(step, x, w, out, layouts) if step.op.name == "Conv" else _matrices(step, x, w, out, layouts)
-    return found if found is not None and found.rows >= _FEWEST_ROWS else None
+    if found is None or found.rows < _FEWEST_ROWS or not _is_addable(kernel, step, found.columns):
+        return None
+    return found
+
+
+def _is_addable(kernel: Kernel, step: Step, columns: int) -> bool:
+    """Whether there is a post for what a product adds: a row for all, or what is constant."""
+    index = step.inputs[2] if len(step.inputs) > 2 else None
+    return index is None or kernel.operands[index].constant or _is_row(step, kernel.operands[index], columns)
+
+
+def _is_row(step: Step, operand: Operand, columns: int) -> bool:
+    """Whether an operand is added to every row, as it is."""
+    beta, dims = step.attrs.float("beta") if step.op.name == "Gemm" else 1.0, operand.type.static_shape
+    return beta == 1 and prod(dims) == columns and (not dims or dims[-1] == columns)
 
 
 def _conv(step: Step, x: Operand, w: Operand, out: Operand, layouts: Layouts) -> _Problem | None:
@@ -185,12 +199,9 @@ def _panels(host: Host, step: Step, index: int, problem: _Problem, start: int, i
 
 def _bias(host: Host, step: Step, problem: _Problem) -> Planned:
     index = host.index(step, 2)
-    operand, beta = host.kernel.operands[index], step.attrs.float("beta") if step.op.name == "Gemm" else 1.0
-    dims = operand.type.static_shape
-    if beta == 1 and prod(dims) == problem.columns and (not dims or dims[-1] == problem.columns):
+    if _is_row(step, host.kernel.operands[index], problem.columns):
         return Planned(ByColumn("add"), host.place(index))
-    if not operand.constant:
-        raise Unimplemented("what is added to a Gemm is neither a vector nor constant")
+    beta = step.attrs.float("beta")
 
     def make(array: Array) -> Block:
         whole = np.broadcast_to(np.asarray(array, np.float32) * np.float32(beta), (problem.rows, problem.columns))
