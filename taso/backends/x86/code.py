@@ -19,8 +19,11 @@ class Code:
     """Machine code at an address of its own, which nobody writes to any more."""
 
     def __init__(self, code: bytes) -> None:
-        """Raises `BackendError` where the system lets no process make code at run time."""
-        self._memory = mmap.mmap(-1, max(len(code), 1))
+        """Raises `BackendError` where the system lets no process make code at run time, or has no memory for it."""
+        try:
+            self._memory = mmap.mmap(-1, max(len(code), 1))
+        except OSError as error:
+            raise BackendError(f"the system has no memory for machine code: {error}") from error
         self._memory.write(code)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if _protect()(self.address, len(self._memory), mmap.PROT_READ | mmap.PROT_EXEC):
@@ -44,6 +47,6 @@ def runs_here() -> bool:
     try:
         # returns its argument: mov rax, rdi; ret
         code = Code(b"\x48\x89\xf8\xc3")
-    except (BackendError, OSError):
+    except BackendError:
         return False
     return bool(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address)(7) == 7)
