@@ -106,11 +106,10 @@ class Rows:
 
 
 def _walled(count: int) -> NDArray[np.uint32]:
-    """Whole pages between two that may not be touched; mapped until the process ends."""
+    """Whole pages between two that may not be touched; mapped as long as the array lives."""
     page = mmap.PAGESIZE
     size = -(-4 * count // page) * page
     memory = mmap.mmap(-1, size + 2 * page)
-    _KEPT.append(memory)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     protect = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
         ("mprotect", ctypes.CDLL(None))
@@ -118,6 +117,3 @@ def _walled(count: int) -> NDArray[np.uint32]:
     for wall in (start, start + page + size):
         assert protect(wall, page, 0) == 0
     return np.frombuffer(memory, np.uint32, size // 4, page)
-
-
-_KEPT: list[mmap.mmap] = []

@@ -122,6 +122,12 @@ def test_code_that_may_not_run_is_an_error_that_says_so(monkeypatch: pytest.Monk
         Code(ANSWER)
 
 
+def test_memory_that_there_is_not_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_memory(monkeypatch)
+    with pytest.raises(BackendError, match="no memory for machine code: not here"):
+        Code(ANSWER)
+
+
 def test_the_system_refuses_what_is_not_mapped() -> None:
     """That a refusal is told apart from success."""
     assert code._protect()(1 << 46, mmap.PAGESIZE, mmap.PROT_READ) != 0

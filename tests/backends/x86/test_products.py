@@ -46,8 +46,8 @@ class _Known:
 
 
 FUNCTIONS = {
-    Function("logistic"): _Known(lambda x: 1 / (1 + np.exp(-x)), 0.25),
-    Function("swish", 1.0): _Known(lambda x: x / (1 + np.exp(-x)), 1.1),
+    Function("logistic"): _Known(lambda x: _logistic(x), 0.25),
+    Function("swish", 1.0): _Known(lambda x: x * _logistic(x), 1.1),
     Function("relu"): _Known(lambda x: np.maximum(x, 0), 1),
     Function("relu", 0.25): _Known(lambda x: np.where(x > 0, x, 0.25 * x), 1),
     Function("linear", 0.5, 2.0): _Known(lambda x: 0.5 * x + 2, 0.5),
@@ -58,6 +58,10 @@ FUNCTIONS = {
     Function("square"): _Known(np.square, 2),
     Function("gelu_erf"): _Known(lambda x: x * _normal(x), 1.13),
 }  # fmt: skip
+
+
+def _logistic(x: Wide) -> Wide:
+    return 0.5 + 0.5 * np.tanh(x / 2)
 
 
 def _normal(x: Wide) -> Wide:
