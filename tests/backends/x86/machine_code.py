@@ -69,14 +69,19 @@ BEHIND, BEFORE = "behind", "before"
 
 
 class Rows:
-    """Rows of float32 with gaps between them and memory around them that hold the canary; the last row has no gap.
+    """Matrices of float32 with gaps between rows and memory around them that hold the canary; the last row has no gap.
 
-    With a `wall` they begin right behind, or end right before, a page that may not be touched.
+    Of a batch matrices begin `apart` elements apart. With a `wall` they begin right behind, or end right before, a page
+    that may not be touched.
     """
 
-    def __init__(self, rows: int, columns: int, stride: int, fill: Array | None = None, wall: str = "") -> None:
-        self.rows, self.columns, self.stride = rows, columns, stride
-        count = (rows - 1) * stride + columns
+    def __init__(
+        self, rows: int, columns: int, stride: int, fill: Array | None = None, wall: str = "", batch: int = 1,
+        apart: int = 0,
+    ) -> None:  # fmt: skip
+        self.shape = (batch, rows, columns)
+        self._strides = (apart or rows * stride, stride, 1)
+        count = 1 + sum((n - 1) * step for n, step in zip(self.shape, self._strides, strict=True))
         if wall:
             self._around = _walled(count)
             self._start = 0 if wall == BEFORE else self._around.size - count
@@ -85,7 +90,7 @@ class Rows:
             self._start = 32
         self._around[:] = CANARY
         if fill is not None:
-            self.array[:] = fill
+            self.array[:] = fill.reshape(self.array.shape)
 
     @property
     def address(self) -> int:
@@ -93,15 +98,16 @@ class Rows:
 
     @property
     def array(self) -> Array:
+        """All rows of all matrices, as they are."""
         held = self._around.view(np.float32)[self._start :]
-        return np.lib.stride_tricks.as_strided(held, (self.rows, self.columns), (4 * self.stride, 4))
+        found = np.lib.stride_tricks.as_strided(held, self.shape, tuple(4 * s for s in self._strides))
+        return found[0] if self.shape[0] == 1 else found
 
     @property
     def kept_to_itself(self) -> bool:
         """Whether nothing but the rows was written to."""
         touched = np.ones(self._around.shape, bool)
-        inside = touched[self._start :]
-        np.lib.stride_tricks.as_strided(inside, (self.rows, self.columns), (self.stride, 1))[:] = False
+        np.lib.stride_tricks.as_strided(touched[self._start :], self.shape, self._strides)[:] = False
         return bool((self._around[touched] == CANARY).all())
 
 

@@ -130,6 +130,8 @@ def test_general_registers_are_the_ones_that_are_meant(tmp_path: Path) -> None:
         code.add(f"jmp {name}", a.jump_to, register)
         for bits in (1, 6, 63):
             code.add(f"shl {name},{bits:#x}", a.shift_left, register, bits)
+        for size in (1, 64, 4096, 1 << 31):
+            code.add(f"and {name},{-size % (1 << 64):#x}", a.align_down, register, size)
         for value in (0, 1, 64, 1000, (1 << 31) - 1, -1, -8, -(1 << 31)):
             code.add(f"add {name},{value % (1 << 64):#x}", a.add, register, value)
         for value in (0, 1, -1, -(1 << 63), (1 << 63) - 1, 0x0123456789ABCDEF):
@@ -154,6 +156,7 @@ def test_memory_is_where_it_is_meant_behind_any_register(tmp_path: Path) -> None
         for level in (1, 2):
             code.add(f"prefetcht{level - 1} {memory(at, 'BYTE')}", a.prefetch, at, level)
         code.add(f"prefetcht0 {memory(at, 'BYTE')}", a.prefetch, at)
+        code.add(f"prefetchw {memory(at, 'BYTE')}", a.prefetch_to_write, at)
     code.check(tmp_path)
 
 

@@ -17,7 +17,7 @@ from test_winograd import run
 
 import taso.graph.ops  # noqa: F401  # registers the operators
 from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, GraphView, Job, Kernel, Lowering, lower, structure
-from taso.backends.onednn import panels
+from taso.backends.onednn import coded, panels
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.needs import overwritable
@@ -487,11 +487,11 @@ def _no_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other:
         isa = "avx2"
 
-    monkeypatch.setattr(panels, "library", Other)
+    monkeypatch.setattr(coded, "library", Other)
 
 
 def _no_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "runs_here", lambda: False)
+    monkeypatch.setattr(coded, "runs_here", lambda: False)
 
 
 @pytest.mark.parametrize("without", [_no_avx512, _no_code])

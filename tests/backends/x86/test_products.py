@@ -21,7 +21,7 @@ from machine_code import BEFORE, BEHIND, Array, Rows, why_not
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import library
-from taso.backends.x86 import products
+from taso.backends.x86 import products, worker
 from taso.backends.x86.code import Code
 from taso.backends.x86.functions import Function
 from taso.backends.x86.products import ByColumn, ByElement, Post, Product, compiled, in_panels
@@ -79,10 +79,12 @@ class Bound:
         self.product, self.random = product, np.random.default_rng(seed)
         rows, p = product.batch * product.rows, product
         weights = self.normal(p.batch, p.inner, p.columns)
-        self.left = Rows(rows, p.inner, p.left_stride, self.normal(rows, p.inner), wall)
+        self.left = Rows(
+            p.rows, p.inner, p.left_stride, self.normal(rows, p.inner), wall, p.batch, p.left_apart
+        )  # fmt: skip
         packed = in_panels(weights)
         self.panels = Rows(1, packed.size, packed.size, packed, wall)
-        self.out = Rows(rows, p.columns, p.out_stride, None, wall)
+        self.out = Rows(p.rows, p.columns, p.out_stride, None, wall, p.batch, p.out_apart)
         self.others = [self._operand(post, wall) for post in p.posts if not isinstance(post, Function)]
         self.wanted, self.allowed = self._exact(weights)
         run = compiled(code or product, library().parallel_address)
@@ -96,7 +98,8 @@ class Bound:
         p = self.product
         if isinstance(post, ByColumn):
             return Rows(1, p.columns, p.columns, self.normal(1, p.columns), wall)
-        return Rows(self.out.rows, p.columns, p.out_stride, self.normal(self.out.rows, p.columns), wall)
+        values = self.normal(p.batch, p.rows, p.columns)
+        return Rows(p.rows, p.columns, p.out_stride, values, wall, p.batch, p.out_apart)
 
     def _exact(self, weights: Array) -> tuple[Wide, Wide]:
         """The result, and by how much one in float32 may differ: each operation rounds, each slope passes that on."""
@@ -114,7 +117,7 @@ class Bound:
                 off, found = slope * off, known.exact(found)
                 off = off + 8 * ROUNDING * (np.abs(found) + 2)
             else:
-                other = next(others).array.astype(np.float64)
+                other = next(others).array.astype(np.float64).reshape(-1, p.columns)
                 off = off * np.abs(other) if post.operation == "mul" else off
                 found = COMBINED[post.operation](found, other)
                 off = off + 4 * ROUNDING * np.abs(found)
@@ -122,7 +125,7 @@ class Bound:
 
     def run(self) -> Array:
         assert not self.call()
-        return self.out.array.copy()
+        return self.out.array.reshape(-1, self.product.columns).copy()
 
     def check(self) -> Array:
         """The result, if it is right and nothing else was touched, twice in the same bits."""
@@ -154,10 +157,11 @@ def draw_product(chance: random.Random) -> Product:
     rows = chance.choice([1, 2, 13, 14, 15, chance.randint(1, 61)])
     inner = chance.choice([1, 3, 4, chance.randint(1, 70)])
     columns = chance.choice([1, 15, 16, 17, 31, 32, 33, 64, chance.randint(1, 150)])
+    left, out = inner + chance.choice([0, 0, 1, 7]), columns + chance.choice([0, 0, 1, 5, 16])
     return Product(
-        rows, inner, columns, inner + chance.choice([0, 0, 1, 7]), columns + chance.choice([0, 0, 1, 5, 16]),
-        draw_posts(chance), chance.choice([1, 1, 2, 3]), chance.choice([1 << 20, chance.randint(1, 30)]),
-        chance.choice([1, 1, 2, 3]),
+        rows, inner, columns, left, out, draw_posts(chance), chance.choice([1, 1, 2, 3]),
+        chance.choice([1 << 20, chance.randint(1, 30)]), chance.choice([1, 1, 2, 3]),
+        chance.choice([0, rows * left + 3]), chance.choice([0, rows * out + 11]),
     )  # fmt: skip
 
 
@@ -319,11 +323,11 @@ def test_two_bindings_run_at_the_same_time(threads: int) -> None:
             if not np.array_equal(bindings[number].run(), wanted[number]):
                 wrong.append(number)
 
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    both = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
     assert not wrong
 
 
@@ -415,7 +419,7 @@ def test_a_byte_of_the_code_that_is_wrong_is_seen(name: str, which: int, monkeyp
         wrong[places[which] + 4] = after
         return Code(bytes(wrong))
 
-    monkeypatch.setattr(products, "Code", corrupted)
+    monkeypatch.setattr(worker, "Code", corrupted)
     monkeypatch.setattr(products, "compiled", products.Compiled)
     monkeypatch.setitem(globals(), "compiled", products.Compiled)
     with pytest.raises(AssertionError):
