@@ -52,7 +52,7 @@ def _problem(kernel: Kernel, layouts: Layouts) -> Depthwise | None:
     rows, columns = (
         Span(sizes[a], out.type.static_shape[2 + a], weight[2 + a], strides[a], pads[a]) for a in range(2)
     )
-    return Depthwise(n, channels, rows, columns) if possible(rows, columns) else None
+    return Depthwise(n, channels, rows, columns) if possible(rows, columns, channels) else None
 
 
 class Host(Behind, Protocol):

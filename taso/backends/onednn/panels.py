@@ -76,7 +76,7 @@ def _problem(kernel: Kernel, layouts: Layouts) -> _Problem | None:
     found = _conv(step, x, w, out, layouts) if step.op.name == "Conv" else _matrices(step, x, w, out, layouts)
     if found is None or found.rows < _FEWEST_ROWS or not _is_addable(kernel, step, found.columns):
         return None
-    return found
+    return found if Product(found.rows, found.inner, found.columns, found.inner, found.columns).fits else None
 
 
 def _is_addable(kernel: Kernel, step: Step, columns: int) -> bool:

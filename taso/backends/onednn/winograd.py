@@ -369,7 +369,7 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
     tile = (int(name[1]), int(name[2])) if name else None
     if problem is None or tile not in _TILES[problem.filter]:
         raise BackendError(f"oneDNN has no algorithm {host.kernel.algorithm!r} for this kernel")
-    if _codes(host, step):
+    if _codes(host, step, problem.tiled(*tile)):
         return _by_code(host, step, followers, problem.tiled(*tile))
     builder = _Builder(host, step, problem.tiled(*tile))
     fused = builder.fuse(followers)
@@ -714,10 +714,16 @@ def _at(place: Place, elements: int) -> Place:
 # ── by machine code ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _codes(host: Host, step: Step) -> bool:
-    """Whether the transforms can be machine code: channels last in data and result."""
+def _codes(host: Host, step: Step, t: _Tiled) -> bool:
+    """Whether the transforms can be machine code: channels last in data and result, and none of both too large."""
     given = (host.kernel.operands[host.index(step, 0)], host.kernel.results[0])
-    return code_runs() and all(layouts_alike(host.layouts, o.type, o.layout, LAST) for o in given)
+    tiles = t.images * t.rows.tiles * t.columns.tiles
+    largest = (
+        Transform(_data_axis(t.rows), _data_axis(t.columns), t.channels, _apart(tiles * t.channels), False),
+        Transform(_output_axis(t.rows), _output_axis(t.columns), t.filters, _apart(tiles * t.filters), True),
+    )
+    lies = all(layouts_alike(host.layouts, o.type, o.layout, LAST) for o in given)
+    return code_runs() and lies and all(transform.fits for transform in largest)
 
 
 def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled) -> frozenset[int]:

@@ -14,6 +14,9 @@ from taso.graph.errors import BackendError
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI = range(8)
 R8, R9, R10, R11, R12, R13, R14, R15 = range(8, 16)
 
+REACH = (1 << 31) - (1 << 16)
+"""Bytes that an offset may have: instructions hold them in 32 bits, signed."""
+
 _MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
 _NONE, _66 = 0, 1
 _ZMM_BYTES = 64

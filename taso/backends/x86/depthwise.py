@@ -17,7 +17,24 @@ from numpy.typing import NDArray
 
 from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
-from taso.backends.x86.assembler import R8, R9, R10, R11, R12, R13, R14, RAX, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
+from taso.backends.x86.assembler import (
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    RAX,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    REACH,
+    RSI,
+    Assembler,
+    Mem,
+)
 from taso.backends.x86.posts import Element, Finish, Post, numbered, operands
 from taso.backends.x86.worker import Runnable, Worker
 
@@ -69,8 +86,11 @@ class Depthwise:
     threads: int = 1
 
 
-def possible(rows: Span, columns: Span) -> bool:
-    """Whether there are registers for a row of the filter, and every window meets the picture."""
+def possible(rows: Span, columns: Span, channels: int) -> bool:
+    """Whether there are registers for a row of the filter, every window meets the picture, and instructions reach all.
+    """
+    if (_PIXELS * columns.stride + columns.taps + columns.size) * channels * _FLOAT >= REACH:
+        return False
     return columns.taps <= _MOST_TAPS and all(any(s.inside(i)) for s in (rows, columns) for i in range(s.out))
 
 

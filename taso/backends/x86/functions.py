@@ -24,6 +24,8 @@ _ERF_SLOPE = 0.3275911
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 """Abramowitz and Stegun 1964, formula 7.1.26: erf with an error of at most 1.5e-7."""
 _FAR = 100.0
+_LARGEST = 1e38
+"""Parameters from here on are left to others: what is made of them may be more than float32 holds."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Function:
 
 
 def knows(function: Function) -> bool:
-    """Whether there is code for a function."""
-    return function.name in _WRITERS
+    """Whether there is code for a function, whose parameters float32 can hold."""
+    parameters = (p for p in (function.alpha, function.beta) if not math.isinf(p))
+    return function.name in _WRITERS and all(abs(p) < _LARGEST for p in parameters)
 
 
 def write(asm: Assembler, function: Function, x: int, temporaries: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
-from taso.backends.x86.assembler import R8, R9, R11, R12, R13, RAX, RBX, RCX, RDI, RDX, RSI, Assembler, Mem
+from taso.backends.x86.assembler import R8, R9, R11, R12, R13, RAX, RBX, RCX, RDI, RDX, REACH, RSI, Assembler, Mem
 from taso.backends.x86.posts import ByColumn, ByElement, Element, Finish, Post, numbered, operands
 from taso.backends.x86.worker import Runnable, Worker
 
@@ -56,6 +56,11 @@ class Product:
     threads: int = 1
     left_apart: int = 0
     out_apart: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether instructions reach all rows of a block."""
+        return (_ROWS + 1) * max(self.left_stride, self.out_stride) * _FLOAT < REACH
 
     @property
     def chunks(self) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from taso.backends.recipe import Call
-from taso.backends.x86.assembler import R8, R9, R12, RBX, RCX, RDI, RSI, RSP, Assembler, Mem, Pooled
+from taso.backends.x86.assembler import R8, R9, R12, RBX, RCX, RDI, REACH, RSI, RSP, Assembler, Mem, Pooled
 from taso.backends.x86.posts import Element, Finish, Post, numbered, operands
 from taso.backends.x86.worker import Runnable, Worker
 from taso.graph.winograd import Matrix
@@ -62,6 +62,12 @@ class Transform:
     outputs: bool
     posts: tuple[Post, ...] = ()
     threads: int = 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether instructions reach all positions and all pixels of a tile."""
+        pixels = (self.shape[0] + 1) * self.columns.size * self.channels
+        return max(self.positions[0] * self.positions[1] * self.apart, pixels) * _FLOAT < REACH
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.needs import overwritable
 from taso.backends.onednn.recipe import Recipe
 from taso.backends.places import Block
+from taso.backends.x86.functions import Function, knows
+from taso.backends.x86.products import Product
 from taso.graph.evaluate import evaluate_graph
 from taso.graph.graph import Graph, Value
 from taso.graph.operator import Weight
@@ -627,3 +630,10 @@ def test_the_random_graphs_have_such_kernels() -> None:
         for seed in range(20) for graph in [_Growing(seed).graph()]
     ]  # fmt: skip
     assert sum(map(bool, counts)) >= 10 and max(counts) >= 3
+
+
+def test_what_instructions_do_not_reach_is_left_to_others() -> None:
+    assert Product(14, 1 << 20, 16, 1 << 20, 16).fits and not Product(14, 1 << 26, 16, 1 << 26, 16).fits
+    assert not Product(14, 16, 1 << 26, 16, 1 << 26).fits
+    assert knows(Function("swish", 1.7)) and not knows(Function("swish", 3e38)) and not knows(Function("linear", 1e300))
+    assert knows(Function("clip_v2", -math.inf, 6.0))
