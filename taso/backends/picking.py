@@ -1,7 +1,7 @@
 """Operators that find or place elements, with NumPy: TopK, ArgMax and ArgMin, Hardmax, Gather…, Scatter…, OneHot.
 
 Ties and NaN are as ONNX and its reference have them: of equal elements the one of lower index comes first, and NaN
-counts as greater than everything.
+counts as what is looked for, the greatest or the least.
 """
 
 from __future__ import annotations

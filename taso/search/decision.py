@@ -30,7 +30,18 @@ from taso.search.result import Report, Trial, to_graph
 from taso.search.rewrite import Refused, apply
 from taso.search.settings import Settings
 from taso.search.state import NODE_COST, Cycle, Draft, State
-from taso.search.verify import Check, Feeds, Timing, check_program, compare, contest, overtime, random_feeds
+from taso.search.verify import (
+    OVERTIME_ROUNDS,
+    OVERTIME_SECONDS,
+    Check,
+    Feeds,
+    Timing,
+    check_program,
+    compare,
+    contest,
+    overtime,
+    random_feeds,
+)
 
 log = logging.getLogger(__name__)
 
@@ -446,7 +457,11 @@ def _timed(graph: Graph, found: Sequence[Finalist], settings: Settings, cost: fl
         for finalist, program, candidate in zip(found, programs[1:], candidates, strict=True):
             _checked(finalist, program, candidate, feeds, _precision(settings))
     timings = contest(programs[0], programs[1:], feeds)
-    open_ones = [i for i, t in enumerate(timings) if not t.decided and found[i].cost < (1 - PROMISING) * cost]
+    open_ones = [
+        i for i, t in enumerate(timings)
+        if not t.decided and found[i].cost < (1 - PROMISING) * cost
+        and t.original + t.best < OVERTIME_SECONDS / OVERTIME_ROUNDS
+    ]  # fmt: skip
     if open_ones and not any(t.faster for t in timings):
         best = max(open_ones, key=lambda i: timings[i].original / timings[i].best)
         timings[best] = overtime(programs[0], programs[1 + best], feeds)

@@ -11,6 +11,7 @@ import numpy as np
 
 from taso.backends.base import checked_threads
 from taso.backends.lowering import BF16, FLOAT32, INT8, Kernel, Layouts, Lowering, is_view, none_chained
+from taso.backends.onednn.coded import code_runs
 from taso.backends.onednn.executor import Program, name_of, threads_in_force
 from taso.backends.onednn.kernels import KERNEL_FORMAT, WHOLE, OneDNNFusion, ways
 from taso.backends.onednn.library import library
@@ -66,6 +67,7 @@ class OneDNNBackend:
         parts = (
             processor(), self._library.isa, f"oneDNN {self._library.version_string}", f"{self.threads} threads",
             f"block {self.lowering.layouts.block}", f"kernels {KERNEL_FORMAT}", f"measured {METHOD}",
+            *(["machine code"] if code_runs() else []),
             *([] if self.lowering.precision == FLOAT32 else [self.lowering.precision]),
             *([f"stored {NARROW_FORMAT}"] if self.lowering.precision == BF16 else []),
         )  # fmt: skip

@@ -21,7 +21,7 @@ _MOST_POSTS = 16
 
 def code_runs() -> bool:
     """Whether machine code for AVX-512 runs here, and oneDNN was not told to do without."""
-    return "avx512" in library().isa and runs_here()
+    return "avx512" in library().isa and bool(library().parallel_address) and runs_here()
 
 
 class Behind(Protocol):

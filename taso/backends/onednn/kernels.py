@@ -75,7 +75,7 @@ from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
 
-KERNEL_FORMAT = 7
+KERNEL_FORMAT = 8
 """Raised whenever kernels change so much that costs measured before no longer hold."""
 
 _MOST_POST_OPS = 32

@@ -201,7 +201,8 @@ class Library:
         dll.omp_set_num_threads.restype = None
         dll.omp_get_max_threads.argtypes = ()
         dll.omp_get_max_threads.restype = c_int
-        self._parallel = cast(dll.GOMP_parallel, c_void_p).value or 0
+        # machine code asks for it, nothing else
+        self._parallel = (cast(dll.GOMP_parallel, c_void_p).value or 0) if hasattr(dll, "GOMP_parallel") else 0
 
     def _check_version(self) -> tuple[int, int, int]:
         version = self._dll.dnnl_version().contents
@@ -239,7 +240,7 @@ class Library:
 
     @property
     def parallel_address(self) -> int:
-        """Where libgomp's GOMP_parallel is, which runs a function on all threads."""
+        """Where libgomp's GOMP_parallel is, which runs a function on all threads; 0 where there is none."""
         return self._parallel
 
     def get_max_threads(self) -> int:

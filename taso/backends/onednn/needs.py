@@ -12,6 +12,7 @@ import numpy as np
 
 from taso.backends.arena import aligned
 from taso.backends.lowering import Kernel, Layouts, Step, is_view
+from taso.backends.onednn import panels
 from taso.backends.onednn.executor import threads_in_force
 from taso.backends.onednn.kernels import depth_first_fits, design
 from taso.backends.onednn.library import library
@@ -30,6 +31,8 @@ def overwritable(kernel: Kernel) -> tuple[int, ...]:
     if anchor is None or len(kernel.results) != 1 or anchor.op.domain or kernel.chained:
         return ()
     if any(o.type.dtype is not DType.FLOAT for o in (*kernel.operands, *kernel.results)):
+        return ()
+    if kernel.algorithm == panels.NAME and not panels.adds_in_place(kernel):
         return ()
     if anchor.op.name in _SUMMED:
         return tuple(i for step in kernel.steps[1:] if step.op.name == "Add" for i in _like_result(kernel, step))

@@ -111,6 +111,17 @@ def _matrices(step: Step, x: Operand, w: Operand, out: Operand, layouts: Layouts
     return _Problem(prod(left[:-1]), left[-1], right[-1]) if prod(right[:-2]) == 1 else None
 
 
+def adds_in_place(kernel: Kernel) -> bool:
+    """Whether a product by this algorithm may lie where an operand is that it adds: partial sums would overwrite it."""
+    step = kernel.anchor
+    weight = step.inputs[1] if step is not None else None
+    if step is None or weight is None:
+        return False
+    dims = kernel.operands[weight].type.static_shape
+    by_column = step.op.name == "Conv" or step.op.name == "Gemm" and bool(step.attrs.int("transB"))
+    return (dims[1] if by_column else dims[-2]) <= _LONGEST
+
+
 # ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

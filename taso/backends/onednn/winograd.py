@@ -1,7 +1,10 @@
-"""Winograd convolution out of oneDNN's primitives: depthwise convolutions, batched matmul, matmul, reorders.
+"""Winograd convolution, by machine code of our own (`taso.backends.x86`) or out of oneDNN's primitives.
+
+Machine code takes it where it runs and channels are last in data and result: tiles are transformed where they lie. The
+other way is depthwise convolutions, batched matmul, matmul and reorders.
 
 Of F(m, r) in both directions (`taso.graph.winograd`) a convolution of stride 1 takes, for each block of tiles that
-stays in the second-level cache,
+stays in the second-level cache, by primitives
 
 1. the data's transform Bᵀ d B, first along rows, then along columns. Each row of Bᵀ is a depthwise convolution of
    stride m, padded as the convolution is: that gathers the overlapping tiles and leaves out what is zero in Bᵀ;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import platform
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from taso.graph.errors import BackendError
+
+log = logging.getLogger(__name__)
 
 _SYSTEMS = ("linux",)
 """Systems whose calling convention the code follows (System V AMD64 ABI)."""
@@ -21,7 +24,7 @@ class Code:
     def __init__(self, code: bytes) -> None:
         """Raises `BackendError` where the system lets no process make code at run time, or has no memory for it."""
         try:
-            self._memory = mmap.mmap(-1, max(len(code), 1))
+            self._memory = mmap.mmap(-1, max(len(code), 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise BackendError(f"the system has no memory for machine code: {error}") from error
         self._memory.write(code)
@@ -47,6 +50,7 @@ def runs_here() -> bool:
     try:
         # returns its argument: mov rax, rdi; ret
         code = Code(b"\x48\x89\xf8\xc3")
-    except BackendError:
+    except BackendError as reason:
+        log.info("no machine code: %s", reason)
         return False
     return bool(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address)(7) == 7)

@@ -43,6 +43,8 @@ _PIXELS = 8
 """Pixels of the result that are summed up together."""
 _MOST_TAPS = 20
 """Taps of a row of a filter, each of which has a register."""
+_MOST_WINDOWS = 1 << 15
+"""Pixels of a row of the result times taps: code is written by looking at each."""
 _LINE, _FLOAT = 64, 4
 _TAIL = 1
 
@@ -91,7 +93,8 @@ def possible(rows: Span, columns: Span, channels: int) -> bool:
     """
     if (_PIXELS * columns.stride + columns.taps + columns.size) * channels * _FLOAT >= REACH:
         return False
-    return columns.taps <= _MOST_TAPS and all(any(s.inside(i)) for s in (rows, columns) for i in range(s.out))
+    meets = all(s.pad < s.taps and (s.out - 1) * s.stride - s.pad < s.size for s in (rows, columns))
+    return meets and columns.taps <= _MOST_TAPS and columns.out * columns.taps <= _MOST_WINDOWS
 
 
 def by_vector(filters: NDArray[np.float32]) -> NDArray[np.float32]:

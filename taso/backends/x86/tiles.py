@@ -237,14 +237,13 @@ class _Writer:
             if row is None or number in done:
                 continue
             target = _RESULTS[number]
-            twin = next((k for k in range(number + 1, len(rows)) if k not in done and _twins(row, rows[k], read)), None)
-            if twin is None:
+            later = ((k, rows[k]) for k in range(number + 1, len(rows)) if k not in done)
+            twin, other = next(((k, r) for k, r in later if _twins(row, r, read)), (-1, None))
+            if other is None:
                 self._sum(target, {j: row[j] for j in read if row[j]}, read)
                 yield number, target
                 continue
             # rows of p and −p: what they share, more and less what they do not
-            other = rows[twin]
-            assert other is not None
             second = _RESULTS[twin]
             spare = _SPARE[0]
             self._sum(spare, {j: row[j] for j in read if row[j] and row[j] == other[j]}, read)
