@@ -249,7 +249,8 @@ def _unfit() -> dict[str, Callable[[Build], Value]]:
         "too many taps": lambda b: b.op("Conv", b.input(1, 8, 9, 30), b.weight(8, 1, 3, 21), group=8),
         "no images": lambda b: b.op("Conv", b.input(0, 8, 9, 30), b.weight(8, 1, 3, 3), group=8),
         "numbers of 64 bits": lambda b: b.op(
-            "Conv", b.input(1, 8, 9, 9, dtype=DType.DOUBLE), b.constant(np.ones((8, 1, 3, 3))), group=8),
+            # of one channel, that lies last wherever it lies
+            "Conv", b.input(1, 1, 9, 9, dtype=DType.DOUBLE), b.constant(np.ones((1, 1, 3, 3))), group=1),
     }  # fmt: skip
 
 
@@ -338,9 +339,21 @@ def test_every_step_runs_behind_it(anchor: str, step: str) -> None:
     build = Build()
     graph = build.outputs(followed(build, started(build, anchor), [step]))
     (job,) = check(graph, alone=step in WITH_CODE, tolerance=tolerance, name=name)
-    assert len(job.kernel.steps) == 1 + (step != "times sigmoid") + 0
+    assert len(job.kernel.steps) == 1 + (step != "times sigmoid")
     if step in WITHOUT:
         assert set(launched(job)) != {BY_CODE}, "there is no code for it, or this list is out of date"
+
+
+@pytest.mark.parametrize("dims", [(2, 1, 6, 6), (3, 20, 3, 3)], ids=str)
+@pytest.mark.parametrize("step", ("add constant", "plus channel", "mul", "times channel computed"))
+def test_where_layouts_are_alike_constants_are_added_by_code(dims: tuple[int, ...], step: str) -> None:
+    """Of one channel, or one pixel: a constant of the result's shape then lies as it does, wherever that is."""
+    build = Build()
+    value = depthwise(build, build.input(*dims), (3, 3), pads=(0, 0, 0, 0))
+    factor = channel(build, value, build.input)
+    made = build.op("Mul", value, factor) if "computed" in step else STEPS[step](build, value)
+    (job,) = check(build.outputs(build.op("Relu", made)))
+    assert not recipe_of(job).shares & {i for i, v in enumerate(job.operands) if v.node.constant}
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)
@@ -356,13 +369,13 @@ def test_steps_behind_what_has_no_code_run_too(anchor: str, one: str, two: str) 
 @pytest.mark.parametrize("anchor", ANCHORS)
 def test_more_steps_than_there_are_places_for_run_behind(anchor: str) -> None:
     name, tolerance = ANCHORS[anchor]
-    bias = 1
     for count in (15, 16, 17, 40):
         build = Build()
         steps = (["plus channel", "Clip below", "add", "times 3", "minus channel", "Sigmoid"] * 8)[:count]
         graph = build.outputs(followed(build, started(build, anchor), steps))
         (job,) = check(graph, alone=count <= 16, tolerance=2 * tolerance, name=name)
-        assert len(job.kernel.steps) == count + bias
+        assert len(job.kernel.steps) == count + 1
+        assert (set(launched(job)) == {BY_CODE}) == (count <= 16), "there are places for 16"
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)

@@ -201,6 +201,11 @@ def test_it_is_possible_where_every_window_meets_the_picture_and_only_there(
     assert possible(*spans) == (met and taps[1] <= 20)
 
 
+def test_a_row_of_more_taps_than_there_are_registers_for_is_not_possible() -> None:
+    # of 28 registers eight are sums
+    assert possible(alike(30, 99), alike(40, 20)) and not possible(alike(30, 3), alike(40, 21))
+
+
 @pytest.mark.parametrize("problem", [
     Depthwise(1, 240, alike(28, 5), alike(28, 5), (ByColumn("add"), Function("swish", 1.0)), 2),
     Depthwise(1, 144, span(56, 3, 2, 0, 1), span(56, 3, 2, 0, 1), (ByColumn("add"), Function("clip_v2", 0.0, 6.0))),
