@@ -24,8 +24,8 @@ from taso.backends.onednn import channelwise, coded
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.needs import overwritable
-from taso.backends.onednn.recipe import Recipe
-from taso.backends.places import Block
+from taso.backends.onednn.recipe import Recipe, embed
+from taso.backends.places import OPERAND, RESULT, Block, Place
 from taso.backends.x86 import launch
 from taso.graph import onnx_export
 from taso.graph.evaluate import evaluate_graph
@@ -454,6 +454,29 @@ def test_residuals_in_a_row_run_in_few_buffers() -> None:
     graph = build.outputs(build.op("GlobalAveragePool", x))
     found = check(graph, kernels=6, tolerance=2e-5)
     assert all(recipe_of(job).shares for job in found)
+
+
+@pytest.mark.parametrize("anchor", ("depthwise", "tiled", "pointwise"))
+def test_launches_move_to_other_buffers_as_a_whole(anchor: str) -> None:
+    """As part of another recipe, which has scratch memory and constants of its own and its operands in other places."""
+    name, tolerance = {**ANCHORS, "pointwise": ("panels", TOLERANCE)}[anchor]
+    build = Build()
+    value = build.conv(build.input(2, 40, 12, 11), 37, 1) if anchor == "pointwise" else started(build, anchor)
+    graph = build.outputs(followed(build, value, ("add", "times channel", "mul")))
+    (job,) = [job for job in jobs(graph, planned(graph, by(name))) if job.kernel.algorithm == name]
+    kernel, arrays, wanted = kernel_with_arrays(graph, name)
+    inner, outer, count = recipe_of(job), Recipe(), len(arrays)
+    outer.add_scratch(64)
+    outer.add_constant(Block.of(np.zeros(5, np.float32)))
+    turned = [Place(OPERAND, count - 1 - i) for i in range(count)]
+    embed(outer, inner, turned, [Place(RESULT, 1)])
+    lies = [np.array(a if a.ndim < 4 else np.moveaxis(a, 1, -1), np.float32, order="C") for a in arrays]
+    scratch = [np.full(size // 4, np.nan, np.float32) for size in outer.scratch]
+    (n, channels, height, width), = [o.type.static_shape for o in kernel.results]
+    out = np.full((n, height, width, channels), np.nan, np.float32)
+    calls = outer.bind([a.ctypes.data for a in reversed(lies)], [0, out.ctypes.data], [a.ctypes.data for a in scratch])
+    assert {found.name for found in outer.launches} == {BY_CODE} and not any(call() for call, _ in calls)
+    assert close(np.moveaxis(out, -1, 1), wanted, tolerance)
 
 
 # ── blocks of models ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -340,6 +340,27 @@ def test_a_result_may_lie_where_what_is_added_does() -> None:
     assert np.array_equal(added.array, wanted) and added.kept_to_itself()
 
 
+def magnitudes(most: int) -> st.SearchStrategy[int]:
+    return st.integers(0, most).map(lambda bits: 1 << bits)
+
+
+@given(magnitudes(26), magnitudes(20), magnitudes(26), st.sampled_from(TILES), st.booleans())
+@FUZZ
+def test_where_it_fits_instructions_reach_all_there_is(
+    width: int, channels: int, tiles: int, f: tuple[Transforms, Transforms], outputs: bool
+) -> None:
+    """Code alone is written: nobody has memory for such tensors."""
+    # a few tiles of a row that is as wide
+    axes = [replace(of_outputs(9, x) if outputs else of_data(9, 1, 1, x), tiles=3) for x in f]
+    axes[1] = replace(axes[1], size=max(width, 9))
+    transform = Transform(*axes, channels, tiles * channels, outputs, (ByElement("add"),) if outputs else ())
+    if transform.fits:
+        Compiled(transform, 0)
+    else:
+        positions = transform.positions[0] * transform.positions[1] * transform.apart
+        assert max(positions, 13 * axes[1].size * channels) * 4 >= 1 << 30, "what may be reached is"
+
+
 # ── the whole convolution ────────────────────────────────────────────────────────────────────────────────────────
 
 
