@@ -1,0 +1,241 @@
+"""Helpers for tests of transforms and depthwise convolutions: tensors amid memory that is watched, posts in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import mmap
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
+
+from taso.backends.onednn.coded import code_runs
+from taso.backends.onednn.library import library
+from taso.backends.x86.code import Code
+from taso.backends.x86.functions import Function
+from taso.backends.x86.posts import ByColumn, ByElement, Post
+from taso.graph.errors import BackendUnavailable
+
+Array = NDArray[np.float32]
+Wide = NDArray[np.float64]
+ROUNDING = 2.0**-24
+"""By how much of itself a result in float32 is rounded at most."""
+BEHIND, BEFORE = "behind", "before"
+_PATTERNS = itertools.count(0x7FC00001)
+"""Bits of NaNs. Each tensor has one of its own: what one gives is not taken for what nobody wrote in another."""
+_AROUND = 4096
+FUZZ = settings(
+    max_examples=150, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+
+
+def reason() -> str:
+    """Why machine code for AVX-512 does not run here, or nothing."""
+    try:
+        return "" if code_runs() else f"no machine code for AVX-512 runs here: oneDNN uses {library().isa}"
+    except BackendUnavailable as error:
+        return str(error)
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Tensor:
+    """A tensor of float32 amid memory with a pattern that is NaN; elements that are not given hold it, too.
+
+    With a wall it ends right before (`BEHIND`), or begins right behind (`BEFORE`), a page that may not be touched.
+    """
+
+    def __init__(self, shape: Sequence[int], fill: Array | None = None, wall: str = "") -> None:
+        self.shape, count, self._pattern = tuple(shape), math.prod(shape), np.uint32(next(_PATTERNS))
+        if wall:
+            self._around = _walled(count)
+            self._start = self._around.size - count if wall == BEHIND else 0
+        else:
+            # an odd number of elements behind a line: nothing is aligned
+            self._around = np.empty(count + 2 * _AROUND, np.uint32)
+            self._start = _AROUND + 5
+        self.clear()
+        if fill is not None:
+            self.array[...] = fill
+
+    def clear(self) -> None:
+        self._around[:] = self._pattern
+
+    @property
+    def address(self) -> int:
+        return self._around.ctypes.data + 4 * self._start
+
+    @property
+    def array(self) -> Array:
+        found = self._around.view(np.float32)[self._start : self._start + math.prod(self.shape)]
+        return found.reshape(self.shape)
+
+    def written(self) -> NDArray[np.bool_]:
+        """Which elements do not hold the pattern."""
+        bits = self._around[self._start : self._start + math.prod(self.shape)]
+        return (bits != self._pattern).reshape(self.shape)
+
+    def kept_to_itself(self) -> bool:
+        stop = self._start + math.prod(self.shape)
+        around = np.concatenate([self._around[: self._start], self._around[stop:]])
+        return bool((around == self._pattern).all())
+
+    def copy(self) -> NDArray[np.uint32]:
+        return self._around.copy()
+
+
+def _walled(count: int) -> NDArray[np.uint32]:
+    """Whole pages between two that may not be touched; mapped as long as the array lives."""
+    page = mmap.PAGESIZE
+    size = -(-4 * count // page) * page
+    memory = mmap.mmap(-1, size + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
+        ("mprotect", ctypes.CDLL(None))
+    )
+    for wall in (start, start + page + size):
+        assert protect(wall, page, 0) == 0
+    return np.frombuffer(memory, np.uint32, size // 4, page)
+
+
+def in_a_process(module: str, call: str) -> int:
+    """The exit status of a process of its own that calls a function of a module of tests."""
+    here = Path(__file__).parent
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); import {module}; {module}.{call}; "
+        "print('done')"
+    )
+    paths = [str(here), str(here.parent), str(here.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ran.returncode <= 0, ran.stderr
+    assert ran.returncode or ran.stdout.strip() == "done"
+    return ran.returncode
+
+
+def both_at_once(works: Sequence[Callable[[], bool]], times: int = 100) -> list[int]:
+    """Numbers of those that did not hold, run in threads of their own at the same time, so often each."""
+    wrong: list[int] = []
+    together = threading.Barrier(len(works))
+
+    def work(number: int) -> None:
+        together.wait()
+        for _ in range(times):
+            if not works[number]():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+# ── posts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A function in float64 and the largest slope that it has."""
+
+    exact: Callable[[Wide], Wide]
+    slope: float
+
+
+def _logistic(x: Wide) -> Wide:
+    return 0.5 + 0.5 * np.tanh(x / 2)
+
+
+def _normal(x: Wide) -> Wide:
+    return np.array([math.erfc(-v / math.sqrt(2)) / 2 for v in x.ravel()]).reshape(x.shape)
+
+
+FUNCTIONS = {
+    Function("relu"): _Known(lambda x: np.maximum(x, 0), 1),
+    Function("relu", 0.125): _Known(lambda x: np.where(x > 0, x, 0.125 * x), 1),
+    Function("linear", -0.5, 1.0): _Known(lambda x: 1 - 0.5 * x, 0.5),
+    Function("clip_v2", 0.0, 6.0): _Known(lambda x: np.clip(x, 0, 6), 1),
+    Function("logistic"): _Known(_logistic, 0.25),
+    Function("swish", 1.0): _Known(lambda x: x * _logistic(x), 1.1),
+    Function("hardswish", 0.25, 0.5): _Known(lambda x: x * np.clip(0.25 * x + 0.5, 0, 1), 1.5),
+    Function("hardsigmoid", 0.25, 0.5): _Known(lambda x: np.clip(0.25 * x + 0.5, 0, 1), 0.25),
+    Function("gelu_erf"): _Known(lambda x: x * _normal(x), 1.13),
+}  # fmt: skip
+COMBINED: dict[str, Callable[[Wide, Wide], Wide]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+EVERY_POST: tuple[Post, ...] = (*FUNCTIONS, *(kind(name) for kind in (ByColumn, ByElement) for name in COMBINED))
+
+
+def draw_posts(chance: random.Random, most: int = 4) -> tuple[Post, ...]:
+    kinds = [[kind(name) for name in COMBINED] for kind in (ByColumn, ByElement)] + [list(FUNCTIONS)]
+    return tuple(chance.choice(chance.choice(kinds)) for _ in range(chance.randint(0, most)))
+
+
+def operands_for(posts: Sequence[Post], shape: Sequence[int], numbers: np.random.Generator, wall: str) -> list[Tensor]:
+    """What the posts of a result (channels last) read."""
+    found = []
+    for post in posts:
+        if not isinstance(post, Function):
+            dims = tuple(shape) if isinstance(post, ByElement) else (shape[-1],)
+            found.append(Tensor(dims, numbers.standard_normal(dims).astype(np.float32), wall))
+    return found
+
+
+def with_posts(
+    posts: Sequence[Post], others: Sequence[Tensor], found: Wide, allowed: Wide
+) -> tuple[Wide, Wide]:  # fmt: skip
+    """The result behind the posts, and by how much one in float32 may differ.
+
+    Each operation rounds what it gives, and passes on what its operand is off by, times its slope at most. Functions
+    are made of some operations on numbers that are about as large as result and 1.
+    """
+    operands = iter(others)
+    for post in posts:
+        if isinstance(post, Function):
+            known = FUNCTIONS[post]
+            found = known.exact(found)
+            allowed = known.slope * allowed + 8 * ROUNDING * (np.abs(found) + 2)
+            continue
+        other = next(operands).array.astype(np.float64)
+        allowed = allowed * np.abs(other) if post.operation == "mul" else allowed
+        found = COMBINED[post.operation](found, other)
+        # and one of what was off before
+        allowed = allowed * (1 + ROUNDING) + ROUNDING * np.abs(found)
+    return found, allowed
+
+
+# ── code that is wrong ───────────────────────────────────────────────────────────────────────────────────────────
+
+# EVEX, what prefix and map they have, opcode: another opcode there
+CORRUPTIONS = {
+    "a product taken off": (0xB8, 0xBC), "a difference for a sum": (0x58, 0x5C), "a sum for a difference": (0x5C, 0x58),
+    "a sum for a product": (0x59, 0x58),
+}  # fmt: skip
+
+
+def corrupted(before: int, after: int, which: int, changed: list[int]) -> Callable[[bytes], Code]:
+    """What makes `Code` with one operation another one: number `which` of those with that opcode."""
+
+    def made(code: bytes) -> Code:
+        wrong = bytearray(code)
+        places = [
+            i for i in range(len(code) - 5)
+            if code[i] == 0x62 and code[i + 3] & 0x60 == 0x40 and code[i + 4] == before and code[i + 2] & 4
+        ]  # fmt: skip
+        changed.append(places[which])
+        wrong[places[which] + 4] = after
+        return Code(bytes(wrong))
+
+    return made
