@@ -97,6 +97,20 @@ def test_every_task_is_done_once(threads: int, count: int) -> None:
         assert threads > 1 or found == [number for _, number in tasks], "one thread does them in their order"
 
 
+def test_no_task_of_very_many_is_done_twice() -> None:
+    """Threads that take tasks in the same instant take different ones; where there is one core they seldom do."""
+
+    def count(a: Assembler, worker: Worker) -> None:
+        a.constant(RAX, 1)
+        a.fetch_add(Mem(R12), RAX)
+
+    program, done = Program(2, [count]), np.zeros(100_000, np.int64)
+    call, kept = program.bind([(0, done.ctypes.data + 8 * i) for i in range(done.size)])
+    for times in range(1, 101):
+        assert not call() and kept is not None
+        assert (done == times).all()
+
+
 @pytest.mark.parametrize("threads", (1, 3))
 def test_each_task_has_its_routine_and_its_numbers(threads: int) -> None:
     def doubled(a: Assembler, worker: Worker) -> None:
