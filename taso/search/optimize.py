@@ -286,7 +286,7 @@ def _best(graph: Graph, settings: Settings, report: Report) -> Graph:
     settings.watch.enter("searching")
     with progress_line(limits.budget, settings.progress) as line:
         with settings.clock("searching"):
-            shared, follow = settings.aim.share(limits), settings.watch.following(line)
+            shared, follow = settings.aim.share(_for_search(limits, settings)), settings.watch.following(line)
             prepared, outcome = _searched(graph, settings, prepared, shared, follow, report)
             limits = replace(limits, time_limit=_left(settings.limits.time_limit, started))
             needs = needs_of(graph, prepared.classes, settings)
@@ -358,6 +358,17 @@ def _explain(report: Report, explainer: Explainer, asked: Sequence[Question], se
     except KeyboardInterrupt:
         report.messages.append("interrupted while it was explained why rules did not apply")
     report.messages += explainer.messages
+
+
+PLANNED = 0.5
+"""Share of a time limit that is left to the plans of the best graphs, which measure kernels of their own."""
+
+
+def _for_search(limits: Limits, settings: Settings) -> Limits:
+    """The limits of a search behind which the best graphs are planned, where they are."""
+    if limits.time_limit is None or not (settings.plan and settings.backend.plans):
+        return limits
+    return replace(limits, time_limit=(1 - PLANNED) * limits.time_limit)
 
 
 def _left(time_limit: float | None, started: float) -> float | None:
