@@ -183,6 +183,12 @@ def test_each_anchor_has_rules_to_each_primitive_that_it_becomes() -> None:
         assert wanted <= {node.op.name for rule in own for node in rule.target}, name
 
 
+def test_what_is_taken_apart_becomes_what_there_are_rules_for() -> None:
+    # an equation is no pattern: tests/backends/test_operator_kernels.py compares these with their definitions
+    assert kernels._TAKEN_APART.keys() == {"Einsum", "DepthToSpace", "SpaceToDepth"}
+    assert not kernels._TAKEN_APART.keys() & kernels._ANCHORS.keys()
+
+
 def test_a_table_with_another_parameter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels._UNARY, "HardSwish", kernels._one("hardswish", 1 / 5, 0.5))
     attrs = REGISTRY["HardSwish"].complete({})

@@ -629,7 +629,7 @@ class _Designer:
         if step.op.name in MOVING and any(o.narrow != self.out.narrow for o in self.kernel.operands if not o.constant):
             if step.op.name not in ("Concat", "Split", "Slice", "Transpose"):
                 return self.reshape(step, followers)
-        anchor = _ANCHORS.get(step.op.name) if not step.op.domain else None
+        anchor = {**_ANCHORS, **_TAKEN_APART}.get(step.op.name) if not step.op.domain else None
         if anchor is not None and (self.floats(step) or self.integer and step.op.name in ("MaxPool", "Transpose")):
             return anchor(self, step, followers)
         if step.op.has(Trait.ELEMENTWISE):
@@ -1443,9 +1443,14 @@ _ANCHORS: dict[str, _Anchor] = {
     "Split": _Designer.split,
     "Slice": _Designer.slice,
     "Transpose": _Designer.transpose,
+}
+"""Operators that become primitives; `taso/rules/lowering` has a proved rule for each."""
+
+_TAKEN_APART: dict[str, _Anchor] = {
     "Einsum": _Designer.einsum,
     "DepthToSpace": _Designer.regrouped,
     "SpaceToDepth": _Designer.regrouped,
 }
+"""Operators whose data is read under other axes first, which moves nothing: what is left is a product or a reorder."""
 
 __all__ = ["BLOCKED", "KERNEL_FORMAT", "NotInPlace", "WHOLE", "OneDNNFusion", "design"]
