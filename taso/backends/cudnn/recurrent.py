@@ -45,10 +45,17 @@ class Layer:
         return self.cells[0].gates
 
     @property
-    def scratch(self) -> tuple[int, int, int]:
-        """Bytes of the products with the input, of those with h, and of what a GRU multiplies beside."""
+    def scratch(self) -> tuple[int, ...]:
+        """Bytes of the products with the input, of those with h, of what a GRU multiplies beside, and of an LSTM's
+        state where nobody reads it."""
         row = self.batch * self.size * _ITEM
-        return self.steps * self.gates * row, self.gates * row, 2 * row
+        unread = self.cells[0].op == "LSTM" and not self.has(2)
+        state = (len(self.cells) * row,) if unread else ()
+        return self.steps * self.gates * row, self.gates * row, 2 * row, *state
+
+    def has(self, result: int) -> bool:
+        """Whether an output is made: the last ones are not where nobody reads them."""
+        return result < len(self.kernel.results)
 
     def given(self, position: int) -> int | None:
         """The operand of an input."""
@@ -117,7 +124,7 @@ class Unrolled:
                 after = self.made(0, t * len(self.layer.cells) + way)
                 yield from self.step(cell, way, t, h, c, after)
                 h, c = after, self.made(2, way) if cell.op == "LSTM" else None
-            if h is not None:
+            if h is not None and self.layer.has(1):
                 size = self.layer.batch * self.layer.size * _ITEM
                 yield BytesLaunch("copy", self.device, h, self.made(1, way), size)
 
@@ -187,7 +194,10 @@ class Unrolled:
         return None if absent else self.part(position, way, self.layer.batch * self.layer.size)
 
     def made(self, result: int, number: int) -> Place:
-        return Place(RESULT, result, number * self.layer.batch * self.layer.size * _ITEM)
+        offset = number * self.layer.batch * self.layer.size * _ITEM
+        if not self.layer.has(result):
+            return replace(self.scratch[3], offset=self.scratch[3].offset + offset)
+        return Place(RESULT, result, offset)
 
 
 def _matrix(place: Place, rows: int, columns: int) -> ArraySpec:
