@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import taso
 import taso.graph
 
 PACKAGE = Path(taso.graph.__file__).parents[1]
@@ -114,3 +115,19 @@ def test_importing_taso_pulls_in_no_heavy_library() -> None:
     loaded = set(done.stdout.split())
     assert "taso" in loaded
     assert loaded & {"onnxruntime", "cupy", "z3", "torch", "tensorflow", "pytest"} == set()
+
+
+def test_what_only_definitions_need_is_not_loaded_with_the_package(tmp_path: Path) -> None:
+    """`onnx.reference` takes ten megabytes: a process that runs a model of known operators does without."""
+    model = tmp_path / "model.onnx"
+    graph = taso.new_graph()
+    graph.relu(graph.matmul(graph.new_input(dims=(4, 8)), graph.new_weight(dims=(8, 4))))
+    taso.save(graph, str(model))
+    code = (
+        "import sys, numpy, taso; "
+        f"program = taso.compile(taso.load({str(model)!r})); "
+        f"program({{{graph.input_names[0]!r}: numpy.ones((4, 8), numpy.float32)}}); "
+        "print('onnx.reference' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

@@ -18,7 +18,18 @@ from taso.backends.arena import Region
 from taso.backends.base import Array
 from taso.backends.constants import Constants, JobSupply
 from taso.backends.fallback import evaluated
-from taso.backends.lowering import PLAIN, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower, stored_bytes
+from taso.backends.lowering import (
+    PLAIN,
+    Kernel,
+    Lowering,
+    Operand,
+    Plan,
+    change_of_layout,
+    choices_of,
+    is_view,
+    lower,
+    stored_bytes,
+)
 from taso.backends.ordering import ordered, slice_offset
 from taso.backends.recipe import BY_DEFINITION, Call, Launch, NotInPlace, Recipe, Supply
 from taso.backends.stages import EVALUATED, OWN
@@ -131,9 +142,7 @@ class Builder(ABC):
         lie = (value, operand.layout)
         if lie not in changed:
             changed.add(lie)
-            narrow = value in self.plan.narrow
-            source, target = (Operand(value.type, layout, False, narrow) for layout in (have, operand.layout))
-            kernel = Kernel((source,), (), (target,))
+            kernel = change_of_layout(value.type, have, operand.layout, value in self.plan.narrow)
             self.tasks.append(Task(kernel, (value,), [(value, have)], [lie]))
         return lie
 

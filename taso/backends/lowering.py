@@ -116,6 +116,12 @@ class Kernel:
         return any(not s.op.has(Trait.ELEMENTWISE) and s.op.name != "QuantizeLinear" for s in self.steps[first + 1 :])
 
 
+def change_of_layout(t: TensorType, source: str, target: str, narrow: bool = False) -> Kernel:
+    """The kernel that puts a tensor which lies as `source` says into another layout."""
+    lies, wanted = (Operand(t, layout, False, narrow) for layout in (source, target))
+    return Kernel((lies,), (), (wanted,))
+
+
 IN_TURN = "in turn"
 """The algorithm by which a kernel of several anchors runs one after the other, each as a whole: what its own way is
 measured against."""
@@ -895,7 +901,7 @@ def lower(graph: Graph, lowering: Lowering, choices: Choices | None = None) -> P
     for group in sorted(groups, key=lambda g: position[g.last]):
         kernel, operands = lowering.kernel(view, group)
         algorithm = choices.algorithms.get(position[group.anchor]) if choices is not None else None
-        if algorithm in lowering.algorithms(kernel):
+        if algorithm is not None and algorithm in lowering.algorithms(kernel):
             kernel = replace(kernel, algorithm=algorithm)
         jobs.append(Job(kernel, operands, group.last.outputs[: len(kernel.results)]))
     layouts = {v: view.layout(v) for node in position for v in node.outputs}

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from taso.backends.lowering import PLAIN, Group, Kernel, Operand
+from taso.backends.lowering import PLAIN, Group, change_of_layout
 from taso.graph.operator import Trait
 from taso.search.egraph import EGraph
 from taso.search.integer import MICRO, IntegerProgram, available
@@ -245,7 +245,7 @@ class Extractor:
         value, target = change
         setting = self.egraph.setting
         t, source = setting.store.class_sized[value], setting.store.class_layouts[value]
-        return setting.costs.kernel(Kernel((Operand(t, source, False),), (), (Operand(t, target, False),)))
+        return setting.costs.kernel(change_of_layout(t, source, target))
 
     # ── greedy ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from taso.backends.lowering import PLAIN, Choices, Job, Kernel, Lowering, Operand, Plan, choices_of, is_view, lower
+from taso.backends.lowering import (
+    PLAIN,
+    Choices,
+    Job,
+    Kernel,
+    Lowering,
+    Plan,
+    change_of_layout,
+    choices_of,
+    is_view,
+    lower,
+)
 from taso.graph.graph import Graph, Node, Value
 from taso.graph.picture import OPERATOR, PLANNED, REWRITTEN, Box, Drawing, Picture, counterparts, drawn
 
@@ -55,8 +66,7 @@ class _Changes:
         if source == target:
             return
         if (value, target) not in self.made:
-            lies, wanted = (Operand(value.type, x, False, value in self.narrow) for x in (source, target))
-            kernel = Kernel((lies,), (), (wanted,))
+            kernel = change_of_layout(value.type, source, target, value in self.narrow)
             self.made[value, target] = self.drawing.add_change(value, f"{source} → {target}")
             seconds = self.cost(kernel)
             self.drawing.boxes[-1].cost_ms = None if seconds is None else seconds * 1e3

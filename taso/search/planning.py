@@ -22,7 +22,7 @@ from taso.backends.lowering import (
     Group,
     Kernel,
     Lowering,
-    Operand,
+    change_of_layout,
     in_parts,
     is_view,
     lower,
@@ -131,12 +131,7 @@ def _launched(graph: Graph, lowering: Lowering, choices: Choices | None) -> Iter
     for value, target in dict.fromkeys((v, name(v.type, x)) for v, x in reads if not v.node.constant):
         source = name(value.type, lowered.layouts[value])
         if source != target:
-            yield _change(value, source, target, value in lowered.narrow)
-
-
-def _change(value: Value, source: str, target: str, narrow: bool) -> Kernel:
-    lies, wanted = (Operand(value.type, layout, False, narrow) for layout in (source, target))
-    return Kernel((lies,), (), (wanted,))
+            yield change_of_layout(value.type, source, target, value in lowered.narrow)
 
 
 class _Planner:
@@ -308,7 +303,8 @@ class _Planner:
         return _Option(group, kernel, tuple(layouts), reads, makes, cost, algorithm)
 
     def _change(self, value: Value, source: str, target: str) -> float:
-        return self.costs.kernel(_change(value, source, target, self.lowering.narrow(self.view, value)))
+        narrow = self.lowering.narrow(self.view, value)
+        return self.costs.kernel(change_of_layout(value.type, source, target, narrow))
 
     # ── the program ──────────────────────────────────────────────────────────────────────────────────────────────
 

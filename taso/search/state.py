@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from taso.backends.lowering import PLAIN, Group, Kernel, Lowering, Operand, is_view
+from taso.backends.lowering import PLAIN, Group, Lowering, change_of_layout, is_view
 from taso.graph.errors import SearchError
 from taso.graph.onnx_weights import Filled
 from taso.graph.operator import Array, Attrs, Operator, Trait, Weight
@@ -86,11 +86,7 @@ class Setting:
             wanted.update((w, None) for v, w in self.asked(view, node, out) if v == value)
         changes = [w for w in wanted if w != layout]
         narrow = bool(changes) and self.lowering.narrow(view, value)
-        return sum(self._change(view.type(value), layout, w, narrow) for w in changes)
-
-    def _change(self, t: TensorType, source: str, target: str, narrow: bool) -> float:
-        lies, wanted = (Operand(t, layout, False, narrow) for layout in (source, target))
-        return self.costs.kernel(Kernel((lies,), (), (wanted,)))
+        return sum(self.costs.kernel(change_of_layout(view.type(value), layout, w, narrow)) for w in changes)
 
 
 class StateView(ABC):

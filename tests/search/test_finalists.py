@@ -18,6 +18,7 @@ from taso.backends.reference import ReferenceBackend
 from taso.graph.graph import Graph
 from taso.search import decision, integer, verify
 from taso.search import optimize as search
+from taso.search.backtracking import Limits
 from taso.search.optimize import Settings
 from taso.search.result import Report
 from taso.search.verify import Check, contest
@@ -152,6 +153,15 @@ def test_what_promises_next_to_nothing_is_not_timed_for_longer(
     assert decided(Trembling(clock, 13), tmp_path, chain())[1].set_aside
 
 
+def test_programs_that_run_too_long_are_not_timed_for_longer(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision, "overtime", lambda *given: pytest.fail("timed for longer"))
+    slow = Trembling(clock, 13)
+    monkeypatch.setattr(decision, "OVERTIME_SECONDS", 1.0)
+    assert decided(slow, tmp_path, chain())[1].set_aside
+
+
 class Noisy:
     """A program whose time varies by three in a hundred."""
 
@@ -268,3 +278,24 @@ def test_an_interrupt_while_planning_leaves_the_rewrites(
     monkeypatch.setattr("taso.search.decision.plan", interrupted)
     best, report = decided(Planning(clock, lambda g: 1.0 + transposes(g)), tmp_path, chain())
     assert transposes(best) == 0 and not planned(best) and len(report.rewrites) == 2
+
+
+def test_half_of_a_time_limit_is_left_to_plans_where_there_are_any(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float | None] = []
+    searched = search._searched
+
+    def recorded(graph: Graph, settings: Settings, prepared: object, limits: Limits, *more: object) -> object:
+        given.append(limits.time_limit)
+        return searched(graph, settings, prepared, limits, *more)  # type: ignore[arg-type]  # what it is given
+
+    monkeypatch.setattr(search, "_searched", recorded)
+    for backend in (Planning(clock, lambda g: 1.0), TimedBackend(clock, lambda g: 1.0)):
+        for seconds in (60.0, None):
+            limits = Limits(time_limit=seconds)
+            search.optimize(chain(), Settings(backend, [by_id()["drop-transpose"]], CostDatabase(tmp_path), limits))
+    planned, unlimited, bare, bare_unlimited = given
+    assert unlimited is None and bare_unlimited is None
+    assert planned is not None and bare is not None
+    assert planned == pytest.approx(30, abs=1) and bare == pytest.approx(60, abs=1)

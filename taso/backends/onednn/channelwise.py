@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.lowering import LAST, Kernel, Layouts, Step
-from taso.backends.onednn.coded import Behind, Planned, code_runs, take
+from taso.backends.onednn.coded import Host, bias_of, code_runs, launch, take
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import RESULT, Block, Place, layouts_alike
 from taso.backends.onednn.primitives import Unimplemented
-from taso.backends.onednn.recipe import Recipe
 from taso.backends.x86.depthwise import Depthwise, Span, by_vector, possible
-from taso.backends.x86.launch import DepthwiseLaunch
-from taso.backends.x86.posts import ByColumn
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType
 
@@ -55,18 +52,6 @@ def _problem(kernel: Kernel, layouts: Layouts) -> Depthwise | None:
     return Depthwise(n, channels, rows, columns) if possible(rows, columns, channels) else None
 
 
-class Host(Behind, Protocol):
-    """What the builder of a kernel's recipe does for this algorithm."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    def index(self, step: Step, position: int) -> int: ...
-    def has(self, step: Step, position: int) -> bool: ...
-    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
-    def behind(self, followers: Sequence[Step]) -> None: ...
-
-
 def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
     """Adds the launch of a kernel by this algorithm; the operands whose memory may be the result's.
 
@@ -80,22 +65,13 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
         taps = problem.rows.taps, problem.columns.taps
         return Block.of(by_vector(np.asarray(array, np.float32).reshape(problem.channels, *taps)))
 
-    bias = [Planned(ByColumn("add"), host.place(host.index(step, 2)))] if host.has(step, 2) else []
     taken = take(host, followers, 1)
-    posts = (*bias, *taken.posts)
-    full = Depthwise(
-        problem.images, problem.channels, problem.rows, problem.columns, tuple(p.post for p in posts),
-        library().get_max_threads(),
-    )  # fmt: skip
-    host.recipe.launches.append(
-        DepthwiseLaunch(
-            full, library().parallel_address, host.place(host.index(step, 0)),
-            host.constant(host.index(step, 1), "by vector", make), Place(RESULT),
-            tuple(p.place for p in posts if p.place is not None),
-        )
-    )  # fmt: skip
+    posts = (*bias_of(host, step), *taken.posts)
+    full = replace(problem, posts=tuple(p.post for p in posts), threads=library().get_max_threads())
+    filters = host.constant(host.index(step, 1), "by vector", make)
+    launch(host, full, (host.place(host.index(step, 0)), filters, Place(RESULT)), posts)
     host.behind(followers[taken.count :])
     return taken.added
 
 
-__all__ = ["NAME", "Host", "algorithms", "build"]
+__all__ = ["NAME", "algorithms", "build"]

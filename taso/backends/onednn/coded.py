@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
+from taso.backends.base import Array
 from taso.backends.lowering import PLAIN, Kernel, Layouts, Step
 from taso.backends.onednn.attributes import EltwisePostOp
 from taso.backends.onednn.library import library
-from taso.backends.onednn.places import Place, layouts_alike
+from taso.backends.onednn.places import Block, Place, layouts_alike
+from taso.backends.onednn.recipe import Recipe
 from taso.backends.x86.code import runs_here
 from taso.backends.x86.functions import Function, knows
+from taso.backends.x86.launch import Coded, CodeLaunch
 from taso.backends.x86.posts import ByColumn, ByElement, Post
 from taso.graph.types import DType
 
@@ -24,15 +27,21 @@ def code_runs() -> bool:
     return "avx512" in library().isa and bool(library().parallel_address) and runs_here()
 
 
-class Behind(Protocol):
-    """What the builder of a kernel's recipe knows of the steps behind the anchor."""
+class Host(Protocol):
+    """What the builder of a kernel's recipe does for these algorithms."""
 
     @property
     def kernel(self) -> Kernel: ...
     @property
     def layouts(self) -> Layouts: ...
+    @property
+    def recipe(self) -> Recipe: ...
 
+    def index(self, step: Step, position: int) -> int: ...
+    def has(self, step: Step, position: int) -> bool: ...
     def place(self, index: int) -> Place: ...
+    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
+    def behind(self, followers: Sequence[Step]) -> None: ...
 
     def functions(self, step: Step) -> tuple[EltwisePostOp, ...] | None:
         """A step as functions of the result so far alone, None where it is more than that."""
@@ -60,7 +69,18 @@ class Taken:
     added: frozenset[int]
 
 
-def take(host: Behind, followers: Sequence[Step], axis: int) -> Taken:
+def bias_of(host: Host, step: Step) -> tuple[Planned, ...]:
+    """What a convolution adds to each channel, where it adds anything."""
+    return (Planned(ByColumn("add"), host.place(host.index(step, 2))),) if host.has(step, 2) else ()
+
+
+def launch(host: Host, coded: Coded, buffers: Sequence[Place], posts: Sequence[Planned] = ()) -> None:
+    """Adds a launch of machine code, which does these posts."""
+    others = tuple(planned.place for planned in posts if planned.place is not None)
+    host.recipe.launches.append(CodeLaunch(coded, library().parallel_address, tuple(buffers), others))
+
+
+def take(host: Host, followers: Sequence[Step], axis: int) -> Taken:
     """Steps behind an anchor as posts, as many as there is code for; `axis` of the result is that of its columns."""
     posts: list[Planned] = []
     added: set[int] = set()
@@ -74,14 +94,14 @@ def take(host: Behind, followers: Sequence[Step], axis: int) -> Taken:
     return Taken(tuple(posts), len(followers), frozenset(added))
 
 
-def _free(host: Behind, index: int) -> bool:
+def _free(host: Host, index: int) -> bool:
     """Whether an operand that lies as the result is read nowhere else in the kernel, and may be overwritten."""
     operand, out = host.kernel.operands[index], host.kernel.results[0]
     uses = [i for s in host.kernel.steps for i in s.inputs].count(index)
     return uses == 1 and not operand.constant and operand.layout == out.layout
 
 
-def _posts(host: Behind, step: Step, axis: int) -> list[Planned] | None:
+def _posts(host: Host, step: Step, axis: int) -> list[Planned] | None:
     """One step as posts, None where there is no code for it."""
     functions = host.functions(step)
     if functions is not None:
@@ -105,4 +125,4 @@ def _posts(host: Behind, step: Step, axis: int) -> list[Planned] | None:
     return None
 
 
-__all__ = ["Behind", "Planned", "Taken", "code_runs", "take"]
+__all__ = ["Host", "Planned", "Taken", "bias_of", "code_runs", "launch", "take"]

@@ -629,7 +629,7 @@ class _Designer:
         if step.op.name in MOVING and any(o.narrow != self.out.narrow for o in self.kernel.operands if not o.constant):
             if step.op.name not in ("Concat", "Split", "Slice", "Transpose"):
                 return self.reshape(step, followers)
-        anchor = {**_ANCHORS, **_TAKEN_APART}.get(step.op.name) if not step.op.domain else None
+        anchor = _ANCHORS.get(step.op.name, _TAKEN_APART.get(step.op.name)) if not step.op.domain else None
         if anchor is not None and (self.floats(step) or self.integer and step.op.name in ("MaxPool", "Transpose")):
             return anchor(self, step, followers)
         if step.op.has(Trait.ELEMENTWISE):

@@ -7,22 +7,19 @@ taken in parts, so that the rows which all columns need stay in the second-level
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol
 
 import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.lowering import LAST, PLAIN, Kernel, Layouts, Operand, Step
-from taso.backends.onednn.coded import Behind, Planned, code_runs, take
+from taso.backends.onednn.coded import Host, Planned, code_runs, launch, take
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import RESULT, Block, Place, layouts_alike
 from taso.backends.onednn.primitives import Unimplemented
-from taso.backends.onednn.recipe import Recipe
 from taso.backends.onednn.winograd import second_level_cache
-from taso.backends.x86.launch import ProductLaunch
 from taso.backends.x86.posts import ByColumn, ByElement
 from taso.backends.x86.products import Product, in_panels
 from taso.graph.ops.linear import conv_settings
@@ -106,7 +103,7 @@ def _matrices(step: Step, x: Operand, w: Operand, out: Operand, layouts: Layouts
     if not all(layouts_alike(layouts, o.type, o.layout, PLAIN) for o in (x, out)) or min(len(left), len(right)) < 2:
         return None
     if step.op.name == "Gemm":
-        columns = right[0] if step.attrs.int("transB") else right[1]
+        columns = right[0] if _by_column(step) else right[1]
         return None if step.attrs.int("transA") else _Problem(left[0], left[1], columns, step.attrs.float("alpha"))
     return _Problem(prod(left[:-1]), left[-1], right[-1]) if prod(right[:-2]) == 1 else None
 
@@ -118,23 +115,15 @@ def adds_in_place(kernel: Kernel) -> bool:
     if step is None or weight is None:
         return False
     dims = kernel.operands[weight].type.static_shape
-    by_column = step.op.name == "Conv" or step.op.name == "Gemm" and bool(step.attrs.int("transB"))
-    return (dims[1] if by_column else dims[-2]) <= _LONGEST
+    return (dims[1] if _by_column(step) else dims[-2]) <= _LONGEST
+
+
+def _by_column(step: Step) -> bool:
+    """Whether columns of the second matrix lie together, and not its rows."""
+    return step.op.name == "Conv" or step.op.name == "Gemm" and bool(step.attrs.int("transB"))
 
 
 # ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Host(Behind, Protocol):
-    """What the builder of a kernel's recipe does for this algorithm."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    def index(self, step: Step, position: int) -> int: ...
-    def has(self, step: Step, position: int) -> bool: ...
-    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
-    def behind(self, followers: Sequence[Step]) -> None: ...
 
 
 def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
@@ -157,7 +146,7 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
 def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[Planned]) -> int:
     """Launches the product, in as many parts of its sum as it returns."""
     given, weight = host.place(host.index(step, 0)), host.index(step, 1)
-    threads, parallel = library().get_max_threads(), library().parallel_address
+    threads = library().get_max_threads()
     count = -(-problem.inner // _LONGEST)
     length = -(-problem.inner // count)
     chunk = _chunk(problem, length)
@@ -178,8 +167,7 @@ def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[Planned
         )  # fmt: skip
         left = replace(given, offset=given.offset + start * _ITEM)
         panels = _panels(host, step, weight, problem, start, inner)
-        others = tuple(p.place for p in own if p.place is not None)
-        host.recipe.launches.append(ProductLaunch(product, parallel, left, panels, Place(RESULT), others))
+        launch(host, product, (left, panels, Place(RESULT)), own)
     return count
 
 
@@ -193,7 +181,7 @@ def _chunk(problem: _Problem, inner: int) -> int:
 
 def _panels(host: Host, step: Step, index: int, problem: _Problem, start: int, inner: int) -> Place:
     """The rows of the second matrix from `start` on, in panels."""
-    by_column = step.op.name == "Conv" or step.op.name == "Gemm" and bool(step.attrs.int("transB"))
+    by_column = _by_column(step)
 
     def make(array: Array) -> Block:
         flat = np.asarray(array, np.float32)
@@ -221,4 +209,4 @@ def _bias(host: Host, step: Step, problem: _Problem) -> Planned:
     return Planned(ByElement("add"), host.constant(index, f"whole times {beta!r}", make))
 
 
-__all__ = ["NAME", "Host", "algorithms", "build"]
+__all__ = ["NAME", "adds_in_place", "algorithms", "build"]

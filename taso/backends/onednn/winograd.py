@@ -33,10 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.base import Array
-from taso.backends.lowering import LAST, Kernel, Layouts, Operand, Step
+from taso.backends.lowering import LAST, Kernel, Operand, Step
+from taso.backends.onednn import coded
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
-from taso.backends.onednn.coded import Planned, code_runs, take
+from taso.backends.onednn.coded import bias_of, code_runs, launch, take
 from taso.backends.onednn.library import library
 from taso.backends.onednn.memory import DataType, MemoryDesc
 from taso.backends.onednn.places import (
@@ -50,12 +51,10 @@ from taso.backends.onednn.places import (
     strides_of,
 )  # fmt: skip
 from taso.backends.onednn.primitives import Primitive
-from taso.backends.onednn.recipe import PrimitiveLaunch, Recipe, Supply
+from taso.backends.onednn.recipe import PrimitiveLaunch
 from taso.backends.tiles import products_of, transformed_filter
-from taso.backends.x86.launch import ProductLaunch, TransformLaunch
-from taso.backends.x86.posts import ByColumn
 from taso.backends.x86.products import Product, in_panels
-from taso.backends.x86.tiles import Axis, RowOfTiles, Transform
+from taso.backends.x86.tiles import Axis, RowOfTiles, Transform, Transformed
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs
 from taso.graph.ops.linear import conv_settings
@@ -334,33 +333,11 @@ class _Sweep:
 # ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Host(Protocol):
-    """What the builder of a kernel's recipe does for this algorithm."""
+class Host(coded.Host, Protocol):
+    """What the builder of a kernel's recipe does for this algorithm, by machine code or by primitives."""
 
-    @property
-    def kernel(self) -> Kernel: ...
-    @property
-    def layouts(self) -> Layouts: ...
-    @property
-    def supply(self) -> Supply: ...
-    @property
-    def recipe(self) -> Recipe: ...
     @property
     def block(self) -> int: ...
-
-    def index(self, step: Step, position: int) -> int: ...
-    def has(self, step: Step, position: int) -> bool: ...
-    def place(self, index: int) -> Place: ...
-    def constant(self, index: int, label: str, make: Callable[[Array], Block]) -> Place: ...
-    def behind(self, followers: Sequence[Step]) -> None: ...
-
-    def functions(self, step: Step) -> tuple[EltwisePostOp, ...] | None:
-        """A step as functions of the result so far alone, None where it is more than that."""
-        ...
-
-    def combination(self, step: Step) -> tuple[str, int] | None:
-        """oneDNN's name of a binary step and the operand that the result so far is combined with, or None."""
-        ...
 
 
 def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
@@ -731,17 +708,15 @@ def _codes(host: Host, step: Step, t: _Tiled) -> bool:
 
 def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled) -> frozenset[int]:
     """Transforms and products as machine code (`taso.backends.x86`), with the steps behind in the last transform."""
-    threads, parallel = library().get_max_threads(), library().parallel_address
-    weight = host.index(step, 1)
+    threads = library().get_max_threads()
+    picture, weight = host.place(host.index(step, 0)), host.index(step, 1)
 
     def make(array: Array) -> Block:
         return Block.of(in_panels(transformed_filter(array, t.rows.f, t.columns.f)))
 
     panels = host.constant(weight, f"{host.kernel.algorithm} in panels", make)
-    bias = [Planned(ByColumn("add"), host.place(host.index(step, 2)))] if host.has(step, 2) else []
     taken = take(host, followers, 1)
-    posts = (*bias, *taken.posts)
-    others = tuple(p.place for p in posts if p.place is not None)
+    posts = (*bias_of(host, step), *taken.posts)
     bands = tuple(_bands(t, second_level_cache() * threads // 2, _FEWEST_BY_CODE * threads))
     most = max(b.images * b.height for b in bands) * t.columns.tiles
     data, made = (
@@ -760,11 +735,9 @@ def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled) -> fr
         )  # fmt: skip
         axes = _output_axis(t.rows), _output_axis(t.columns)
         write = Transform(*axes, t.filters, apart[1], True, tuple(p.post for p in posts), threads)
-        host.recipe.launches += [
-            TransformLaunch(read, parallel, rows, host.place(host.index(step, 0)), data),
-            ProductLaunch(product, parallel, data, panels, made),
-            TransformLaunch(write, parallel, rows, Place(RESULT), made, others),
-        ]
+        launch(host, Transformed(read, rows), (picture, data))
+        launch(host, product, (data, panels, made))
+        launch(host, Transformed(write, rows), (Place(RESULT), made), posts)
     host.behind(followers[taken.count :])
     return taken.added
 

@@ -44,7 +44,7 @@ def _protect() -> Callable[[int, int, int], int]:
 
 @lru_cache(maxsize=1)
 def runs_here() -> bool:
-    """Whether code for x86-64 with AVX-512 can be made and run in this process."""
+    """Whether code for x86-64 can be made and run in this process; which instructions there are is another matter."""
     if sys.platform not in _SYSTEMS or platform.machine() not in ("x86_64", "AMD64") or sys.maxsize < 2**32:
         return False
     try:

@@ -87,6 +87,11 @@ class Depthwise:
     posts: tuple[Post, ...] = ()
     threads: int = 1
 
+    def bind(self, parallel: int, buffers: Sequence[int], others: Sequence[int]) -> tuple[Call, object]:
+        """What runs it on data, filters and the result (`taso.backends.x86.launch`)."""
+        data, filters, out = buffers
+        return compiled(self, parallel).bind(data, filters, out, others)
+
 
 def possible(rows: Span, columns: Span, channels: int) -> bool:
     """Whether there are registers for a row of the filter, every window meets the picture, and instructions reach all.

@@ -57,6 +57,11 @@ class Product:
     left_apart: int = 0
     out_apart: int = 0
 
+    def bind(self, parallel: int, buffers: Sequence[int], others: Sequence[int]) -> tuple[Call, object]:
+        """What runs it on the left matrix, the panels and the result (`taso.backends.x86.launch`)."""
+        left, panels, out = buffers
+        return compiled(self, parallel).bind(left, panels, out, others)
+
     @property
     def fits(self) -> bool:
         """Whether instructions reach all rows of a block."""

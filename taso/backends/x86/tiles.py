@@ -93,6 +93,19 @@ class RowOfTiles:
     before: int
 
 
+@dataclass(frozen=True)
+class Transformed:
+    """A transform of some rows of tiles."""
+
+    transform: Transform
+    rows: tuple[RowOfTiles, ...]
+
+    def bind(self, parallel: int, buffers: Sequence[int], others: Sequence[int]) -> tuple[Call, object]:
+        """What runs it on the picture and the tiles (`taso.backends.x86.launch`)."""
+        picture, tiles = buffers
+        return compiled(self.transform, parallel).bind(self.rows, picture, tiles, others)
+
+
 class Compiled:
     """The machine code of one transform."""
 
@@ -289,4 +302,4 @@ def _twins(row: Sequence[Fraction], other: Sequence[Fraction] | None, read: dict
     return same > 0 and turned > 0 and same + turned > 2
 
 
-__all__ = ["Axis", "Compiled", "RowOfTiles", "Transform", "compiled"]
+__all__ = ["Axis", "Compiled", "RowOfTiles", "Transform", "Transformed", "compiled"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-import mmap
 import os
 import random
 import subprocess
@@ -17,20 +15,17 @@ from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, settings
+from machine_code import BEHIND, walled
 from numpy.typing import NDArray
 
-from taso.backends.onednn.coded import code_runs
-from taso.backends.onednn.library import library
 from taso.backends.x86.code import Code
 from taso.backends.x86.functions import Function
 from taso.backends.x86.posts import ByColumn, ByElement, Post
-from taso.graph.errors import BackendUnavailable
 
 Array = NDArray[np.float32]
 Wide = NDArray[np.float64]
 ROUNDING = 2.0**-24
 """By how much of itself a result in float32 is rounded at most."""
-BEHIND, BEFORE = "behind", "before"
 _PATTERNS = itertools.count(0x7FC00001)
 """Bits of NaNs. Each tensor has one of its own: what one gives is not taken for what nobody wrote in another."""
 _AROUND = 4096
@@ -38,14 +33,6 @@ FUZZ = settings(
     max_examples=150, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
-
-
-def reason() -> str:
-    """Why machine code for AVX-512 does not run here, or nothing."""
-    try:
-        return "" if code_runs() else f"no machine code for AVX-512 runs here: oneDNN uses {library().isa}"
-    except BackendUnavailable as error:
-        return str(error)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,7 +47,7 @@ class Tensor:
     def __init__(self, shape: Sequence[int], fill: Array | None = None, wall: str = "") -> None:
         self.shape, count, self._pattern = tuple(shape), math.prod(shape), np.uint32(next(_PATTERNS))
         if wall:
-            self._around = _walled(count)
+            self._around = walled(count)
             self._start = self._around.size - count if wall == BEHIND else 0
         else:
             # an odd number of elements behind a line: nothing is aligned
@@ -94,20 +81,6 @@ class Tensor:
 
     def copy(self) -> NDArray[np.uint32]:
         return self._around.copy()
-
-
-def _walled(count: int) -> NDArray[np.uint32]:
-    """Whole pages between two that may not be touched; mapped as long as the array lives."""
-    page = mmap.PAGESIZE
-    size = -(-4 * count // page) * page
-    memory = mmap.mmap(-1, size + 2 * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    protect = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
-        ("mprotect", ctypes.CDLL(None))
-    )
-    for wall in (start, start + page + size):
-        assert protect(wall, page, 0) == 0
-    return np.frombuffer(memory, np.uint32, size // 4, page)
 
 
 def in_a_process(module: str, call: str) -> int:

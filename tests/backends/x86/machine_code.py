@@ -83,7 +83,7 @@ class Rows:
         self._strides = (apart or rows * stride, stride, 1)
         count = 1 + sum((n - 1) * step for n, step in zip(self.shape, self._strides, strict=True))
         if wall:
-            self._around = _walled(count)
+            self._around = walled(count)
             self._start = 0 if wall == BEFORE else self._around.size - count
         else:
             self._around = np.empty(count + 96, np.uint32)
@@ -111,7 +111,7 @@ class Rows:
         return bool((self._around[touched] == CANARY).all())
 
 
-def _walled(count: int) -> NDArray[np.uint32]:
+def walled(count: int) -> NDArray[np.uint32]:
     """Whole pages between two that may not be touched; mapped as long as the array lives."""
     page = mmap.PAGESIZE
     size = -(-4 * count // page) * page

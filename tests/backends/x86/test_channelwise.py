@@ -11,32 +11,36 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from guarded import both_at_once, reason
+from choices import Choose, drawn, lowering, possible_layouts, with_algorithms
+from guarded import both_at_once
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from machine_code import why_not
 from test_onednn_executor import Array, Build, feeds_for, worst
 from test_winograd import run
 
 import taso
 import taso.graph.ops  # noqa: F401  # registers the operators
-from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, GraphView, Job, Kernel, Lowering, lower, structure
+from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, Job, Kernel, lower, structure
 from taso.backends.onednn import channelwise, coded
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.kernels import NotInPlace, design
 from taso.backends.onednn.needs import overwritable
 from taso.backends.onednn.recipe import Recipe, embed
 from taso.backends.places import OPERAND, RESULT, Block, Place
+from taso.backends.recipe import Call
 from taso.backends.x86 import launch
+from taso.backends.x86.tiles import Transformed
 from taso.graph import onnx_export
 from taso.graph.evaluate import evaluate_graph
 from taso.graph.graph import Graph, Value
 from taso.graph.operator import AttrValue, Weight
 from taso.graph.types import DType
 
-pytestmark = pytest.mark.skipif(bool(reason()), reason=reason() or "it runs here")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
 
 NAME = channelwise.NAME
-BY_CODE = launch.NAME
+BY_CODE = "x86:avx512"
 TOLERANCE = 5e-6
 """max|a − b| / max|b|: some times what sums of some hundred terms in float32 lose."""
 TILED = 3e-5
@@ -50,38 +54,9 @@ FUZZ = settings(
 # ── plans and what they make ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def lowering() -> Lowering:
-    return OneDNNBackend(1).lowering
-
-
-def possible_layouts(graph: Graph) -> dict[tuple[int, int], tuple[str, ...]]:
-    """By place of a node and number of its output."""
-    layouts, found = lowering().layouts, {}
-    for place, node in enumerate(graph.nodes):
-        types = [None if v is None else v.type for v in node.inputs]
-        for v in node.outputs if node in set(graph.run_time_nodes) else ():
-            found[place, v.index] = layouts.possible(node.op, node.attrs, types, v.type)
-    return found
-
-
-Choose = Callable[[tuple[str, ...]], str]
-
-
 def by(name: str) -> Choose:
     """That algorithm, or one of those that begin so, where it is offered."""
     return lambda offered: next((found for found in offered if found.startswith(name)), "")
-
-
-def with_algorithms(graph: Graph, bare: Choices, choose: Choose) -> Choices:
-    """Choices with an algorithm for each kernel that has some."""
-    low, place = lowering(), {node: i for i, node in enumerate(graph.nodes)}
-    view, algorithms = GraphView(graph, low.layouts, bare), {}
-    for node in graph.run_time_nodes:
-        if low.anchor_of(view, node) is node:
-            name = choose(low.algorithms(low.kernel(view, low.group(view, node))[0]))
-            if name:
-                algorithms[place[node]] = name
-    return replace(bare, algorithms=algorithms)
 
 
 def planned(graph: Graph, choose: Choose | None = None) -> Choices:
@@ -610,8 +585,7 @@ def _no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object, address: object) -> None:
         raise AssertionError("machine code was bound")
 
-    for kind in launch.CodeLaunch:
-        monkeypatch.setattr(kind, "bind", refuse)
+    monkeypatch.setattr(launch.CodeLaunch, "bind", refuse)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -697,16 +671,6 @@ class _Growing:
         return self.build.outputs(*(ends or self.values[-1:]))
 
 
-def drawn(graph: Graph, seed: int) -> Choices:
-    """Layouts, joins and algorithms at random among those that there are."""
-    chance = random.Random(seed)
-    lies = {at: LAST if LAST in names and chance.random() < 0.7 else chance.choice(names)
-            for at, names in possible_layouts(graph).items() if chance.random() < 0.8}  # fmt: skip
-    entries: dict[int, int | None] = {at: None for at, _ in lies if chance.random() < 0.15}
-    bare = Choices(structure(graph), lies, entries)
-    return with_algorithms(graph, bare, lambda names: chance.choice(names) if names and chance.random() < 0.9 else "")
-
-
 @given(st.integers(0, (1 << 32) - 1))
 @FUZZ
 def test_random_graphs_by_random_plans_are_what_they_are_by_definition(seed: int) -> None:
@@ -745,20 +709,21 @@ def test_a_step_that_is_left_out_is_seen(anchor: str, dropped: int, monkeypatch:
     build = Build()
     graph = build.outputs(followed(build, started(build, anchor), ("times channel", "add", "Relu")))
     check(graph, tolerance=tolerance, name=name)
-    kind = launch.DepthwiseLaunch if anchor == "depthwise" else launch.TransformLaunch
-    bind, place = kind.bind, dropped + 1
+    bind, place = launch.CodeLaunch.bind, dropped + 1
 
-    def fewer(self, address):  # type: ignore[no-untyped-def]  # of whichever kind of launch
-        problem = self.problem if anchor == "depthwise" else self.transform
-        if not problem.posts:
+    def fewer(self: launch.CodeLaunch, address: Callable[[Place], int]) -> tuple[Call, object]:
+        of_tiles = isinstance(self.coded, Transformed)
+        problem = self.coded.transform if isinstance(self.coded, Transformed) else self.coded
+        posts = getattr(problem, "posts", ())
+        if not posts:
             return bind(self, address)
-        rest = problem.posts[:place] + problem.posts[place + 1 :]
         # bias, factor and sum have operands
         others = self.others[:place] + self.others[place + 1 :] if place < 3 else self.others
-        changed = {"problem" if anchor == "depthwise" else "transform": replace(problem, posts=rest), "others": others}
-        return bind(replace(self, **changed), address)
+        less = replace(problem, posts=posts[:place] + posts[place + 1 :])  # type: ignore[type-var]  # a dataclass
+        coded = replace(self.coded, transform=less) if of_tiles else less  # type: ignore[type-var]  # one with posts
+        return bind(replace(self, coded=coded, others=others), address)
 
-    monkeypatch.setattr(kind, "bind", fewer)
+    monkeypatch.setattr(launch.CodeLaunch, "bind", fewer)
     with pytest.raises(AssertionError):
         check(graph, tolerance=tolerance, name=name)
 

@@ -10,8 +10,6 @@ from itertools import product
 import numpy as np
 import pytest
 from guarded import (
-    BEFORE,
-    BEHIND,
     CORRUPTIONS,
     EVERY_POST,
     FUZZ,
@@ -24,11 +22,11 @@ from guarded import (
     draw_posts,
     in_a_process,
     operands_for,
-    reason,
     with_posts,
 )
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from machine_code import BEFORE, BEHIND, why_not
 
 from taso.backends.onednn.library import library
 from taso.backends.x86 import worker
@@ -36,7 +34,7 @@ from taso.backends.x86.depthwise import Compiled, Depthwise, Span, by_vector, co
 from taso.backends.x86.functions import Function
 from taso.backends.x86.posts import ByColumn, ByElement, Post
 
-pytestmark = pytest.mark.skipif(bool(reason()), reason=reason() or "it runs here")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
 
 
 class Bound:

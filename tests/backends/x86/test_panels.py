@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from choices import drawn, lowering, possible_layouts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machine_code import why_not
@@ -17,7 +18,7 @@ from test_onednn_executor import Array, Build, feeds_for, worst
 from test_winograd import run
 
 import taso.graph.ops  # noqa: F401  # registers the operators
-from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, GraphView, Job, Kernel, Lowering, lower, structure
+from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, Job, Kernel, lower, structure
 from taso.backends.onednn import coded, panels
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.kernels import NotInPlace, design
@@ -39,21 +40,6 @@ PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
 
 
 # ── plans and what they make ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def lowering() -> Lowering:
-    return OneDNNBackend(1).lowering
-
-
-def possible_layouts(graph: Graph) -> dict[tuple[int, int], tuple[str, ...]]:
-    """By place of a node and number of its output."""
-    layouts, found = lowering().layouts, {}
-    for place, node in enumerate(graph.nodes):
-        if node in set(graph.run_time_nodes):
-            types = [None if v is None else v.type for v in node.inputs]
-            for v in node.outputs:
-                found[place, v.index] = layouts.possible(node.op, node.attrs, types, v.type)
-    return found
 
 
 def everywhere(graph: Graph) -> Choices:
@@ -587,24 +573,6 @@ class _Growing:
         return self.build.outputs(*(ends or self.values[-1:]))
 
 
-def drawn(graph: Graph, seed: int) -> Choices:
-    """Layouts, joins and algorithms at random among those that there are."""
-    chance = random.Random(seed)
-    lies = {at: LAST if LAST in names and chance.random() < 0.7 else chance.choice(names)
-            for at, names in possible_layouts(graph).items() if chance.random() < 0.8}  # fmt: skip
-    entries: dict[int, int | None] = {at: None for at, _ in lies if chance.random() < 0.15}
-    bare = Choices(structure(graph), lies, entries)
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    view, low = GraphView(graph, lowering().layouts, bare), lowering()
-    algorithms = {}
-    for node in graph.run_time_nodes:
-        if low.anchor_of(view, node) is node:
-            names = low.algorithms(low.kernel(view, low.group(view, node))[0])
-            if names and chance.random() < 0.85:
-                algorithms[place[node]] = chance.choice(names)
-    return replace(bare, algorithms=algorithms)
-
-
 @given(st.integers(0, (1 << 32) - 1))
 @settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
@@ -637,3 +605,20 @@ def test_what_instructions_do_not_reach_is_left_to_others() -> None:
     assert not Product(14, 16, 1 << 26, 16, 1 << 26).fits
     assert knows(Function("swish", 1.7)) and not knows(Function("swish", 3e38)) and not knows(Function("linear", 1e300))
     assert knows(Function("clip_v2", -math.inf, 6.0))
+
+
+@pytest.mark.parametrize("inner, shared", [(1024, True), (1025, False)])
+def test_a_plan_of_memory_knows_whose_partial_sums_lie_in_the_result(inner: int, shared: bool) -> None:
+    build = Build()
+    x, y = build.input(8, inner), build.input(8, 16)
+    graph = build.outputs(build.op("Add", build.op("MatMul", x, build.weight(inner, 16)), y))
+    kernel = jobs(graph)[0].kernel
+    assert kernel.algorithm == NAME and len(kernel.steps) == 2
+    assert bool(overwritable(kernel)) == shared == bool(recipe_of(jobs(graph)[0]).shares)
+    assert overwritable(replace(kernel, algorithm="")), "oneDNN's own product adds up in registers"
+
+
+def test_costs_with_machine_code_are_none_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_code = OneDNNBackend(1).device_key()
+    monkeypatch.setattr(coded, "runs_here", lambda: False)
+    assert OneDNNBackend(1).device_key() != with_code

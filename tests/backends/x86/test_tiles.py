@@ -12,8 +12,6 @@ from itertools import product
 import numpy as np
 import pytest
 from guarded import (
-    BEFORE,
-    BEHIND,
     CORRUPTIONS,
     EVERY_POST,
     FUZZ,
@@ -26,11 +24,11 @@ from guarded import (
     draw_posts,
     in_a_process,
     operands_for,
-    reason,
     with_posts,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_code import BEFORE, BEHIND, why_not
 
 from taso.backends.onednn.library import library
 from taso.backends.x86 import worker
@@ -39,7 +37,7 @@ from taso.backends.x86.posts import ByColumn, ByElement, Post
 from taso.backends.x86.tiles import Axis, Compiled, RowOfTiles, Transform, compiled
 from taso.graph.winograd import Matrix, Transforms, transforms
 
-pytestmark = pytest.mark.skipif(bool(reason()), reason=reason() or "it runs here")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
 
 ALONE = Transforms(((Fraction(1),),), ((Fraction(1),),), ((Fraction(1),),))
 SIZES = tuple(product((2, 4, 6), (3, 5, 7)))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from guarded import both_at_once, in_a_process, reason
+from guarded import both_at_once, in_a_process
+from machine_code import why_not
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import library
@@ -34,7 +35,7 @@ from taso.backends.x86.assembler import (
 from taso.backends.x86.code import Code
 from taso.backends.x86.worker import Runnable, Worker
 
-pytestmark = pytest.mark.skipif(bool(reason()), reason=reason() or "it runs here")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
 
 THREADS = (1, 2, 3, 5)
 REGISTERS = (R12, R8, RDX, R13, RSI, RDI, R9)
