@@ -29,9 +29,12 @@ STEPS, BATCH, INPUTS, SIZE = 4, 3, 5, 6
 
 def model(
     op: str, direction: str = "forward", more: str = "", steps: int = STEPS, lengths: list[int] | None = None,
-    constant: bool = True, **attrs: object,
+    constant: bool = True, read: tuple[str, ...] = ("Y", "Y_h", "Y_c"), **attrs: object,
 ) -> taso.Graph:  # fmt: skip
-    """A layer; `more` are letters of its inputs beside X, W and R: b(ias), h, c, p(eepholes), l(engths)."""
+    """A layer; `more` are letters of its inputs beside X, W and R: b(ias), h, c, p(eepholes), l(engths).
+
+    Of its outputs those that are `read` go out of the graph.
+    """
     ways, gates = 2 if direction == "bidirectional" else 1, GATES[op]
     shapes = {
         "X": (steps, BATCH, INPUTS), "W": (ways, gates * SIZE, INPUTS), "R": (ways, gates * SIZE, SIZE),
@@ -50,7 +53,7 @@ def model(
     given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shapes[n]) for n in asked if n and n not in weights]
     outs = ["Y", "Y_h", "Y_c"][: 3 if op == "LSTM" else 2]
     node = helper.make_node(op, asked, outs, hidden_size=SIZE, direction=direction, **attrs)
-    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outs]
+    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outs if n in read]
     graph = helper.make_graph([node], "g", given, made, held)
     return taso.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
 
@@ -67,6 +70,8 @@ CASES = {
     "GRU, late and without a state": model("GRU", more="b", linear_before_reset=1),
     "GRU of computed weights": model("GRU", "bidirectional", "bhl", constant=False),
     "RNN of two activations": model("RNN", "bidirectional", "bh", activations=["Relu", "Tanh"]),
+    **{f"{op}, {d}, of which {read} is read": model(op, d, "b", read=(read,)) for op, d, read in product(
+        GATES, ("forward", "bidirectional"), ("Y", "Y_h"))},
     "one step": model("GRU", "bidirectional", "b", steps=1),
 }  # fmt: skip
 
