@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from taso.backends.base import Array
 from taso.backends.lowering import Kernel
-from taso.backends.picking import PICKERS
+from taso.backends.picking import PICKERS, Run
 from taso.backends.recurrent import RECURRENT, recurrent
 from taso.backends.regions import REGIONS
 from taso.backends.resizing import resize
@@ -28,7 +28,6 @@ from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType, TensorType
 
 ElementFunction = Callable[[Sequence[Array], Array, Attrs], object]
-Run = Callable[[Sequence[Array], Sequence[Array]], object]
 OptionalRun = Callable[[Sequence["Array | None"], Sequence[Array]], object]
 
 _REAL = frozenset({DType.FLOAT, DType.DOUBLE})

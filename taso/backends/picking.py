@@ -21,7 +21,7 @@ from taso.graph.types import DType, TensorType
 Run = Callable[[Sequence[Array], Sequence[Array]], object]
 Maker = Callable[[Attrs, Types, Sequence[TensorType]], "Run | None"]
 Numbers = NDArray[np.float32]
-"""What is computed with, float32 or another element type that has an order."""
+"""What is computed with: float32, or another element type that has an order."""
 Places = NDArray[np.intp]
 
 _FEW = 64
@@ -338,4 +338,4 @@ PICKERS: dict[str, Maker] = {
     "TopK": top_k,
 }
 
-__all__ = ["PICKERS", "in_range"]
+__all__ = ["PICKERS", "Maker", "Numbers", "Places", "Run", "in_range"]

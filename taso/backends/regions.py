@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taso.backends.base import Array
-from taso.backends.picking import in_range
+from taso.backends.picking import Maker, Numbers, Places, Run, in_range
 from taso.graph.operator import Attrs, Types
 from taso.graph.types import DType, TensorType
-
-Run = Callable[[Sequence[Array], Sequence[Array]], object]
-Maker = Callable[[Attrs, Types, Sequence[TensorType]], "Run | None"]
-Numbers = NDArray[np.float32]
-"""What is computed with: float32, or float64 in an operator of that type."""
-Places = NDArray[np.intp]
 
 _REAL = (DType.FLOAT, DType.DOUBLE)
 _AT_ONCE = 1 << 16

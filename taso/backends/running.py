@@ -7,23 +7,17 @@ and SpaceToDepth, and Einsum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taso.backends.base import Array
-from taso.backends.picking import in_range
+from taso.backends.picking import Maker, Numbers, Run, in_range
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs, Types
 from taso.graph.ops.common import normal_axes
 from taso.graph.types import DType, TensorType
-
-Run = Callable[[Sequence[Array], Sequence[Array]], object]
-OptionalRun = Callable[[Sequence["Array | None"], Sequence[Array]], object]
-Maker = Callable[[Attrs, Types, Sequence[TensorType]], "Run | None"]
-Numbers = NDArray[np.float32]
 
 _REAL = (DType.FLOAT, DType.DOUBLE)
 _WIDE = 256
@@ -32,7 +26,7 @@ _WIDE = 256
 # ── running sums ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def cumulative(function: np.ufunc, start: int) -> Maker:
+def cumulative(name: str, function: np.ufunc, start: int) -> Maker:
     """CumSum (ONNX 11 to 14) or CumProd (ONNX 26): `start` is what an exclusive one begins with."""
 
     def make(attrs: Attrs, types: Types, results: Sequence[TensorType]) -> Run | None:
@@ -44,7 +38,7 @@ def cumulative(function: np.ufunc, start: int) -> Maker:
         def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
             axis = int(np.asarray(inputs[1]).item())
             if not -rank <= axis < rank:
-                raise BackendError(f"CumSum: there is no axis {axis} among {rank}")
+                raise BackendError(f"{name}: there is no axis {axis} among {rank}")
             data, out = (cast("Numbers", np.moveaxis(a, axis, 0)) for a in (inputs[0], outs[0]))
             if reverse:
                 data, out = data[::-1], out[::-1]
@@ -248,7 +242,6 @@ def einsum(attrs: Attrs, types: Types, results: Sequence[TensorType]) -> Run | N
     shapes = [np.broadcast_to(np.float32(0), t.static_shape) for t in types if t is not None]
     path = np.einsum_path(equation, *shapes, optimize="greedy")[0]
 
-
     def run(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
         np.copyto(outs[0], np.einsum(equation, *(cast("Numbers", a) for a in inputs), optimize=path))
 
@@ -256,8 +249,8 @@ def einsum(attrs: Attrs, types: Types, results: Sequence[TensorType]) -> Run | N
 
 
 RUNNERS: dict[str, Maker] = {
-    "CumSum": cumulative(np.add, 0),
-    "CumProd": cumulative(np.multiply, 1),
+    "CumSum": cumulative("CumSum", np.add, 0),
+    "CumProd": cumulative("CumProd", np.multiply, 1),
     "LpNormalization": lp_normalization,
     "MeanVarianceNormalization": mean_variance,
     "RotaryEmbedding": rotary,
