@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from taso import doors
 from taso.backends.base import Backend, Executable
 from taso.backends.costs import CostDatabase
+from taso.backends.lowering import Lowering
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.plans import take_plans, with_plans, with_usual_algorithms
 from taso.backends.select import get_backend
@@ -32,7 +33,7 @@ from taso.graph.picture import picture
 from taso.machine import this_machine
 from taso.rules import collection
 from taso.rules.collection import RuleSource
-from taso.rules.pattern import Exactness, Rule
+from taso.rules.pattern import Exactness, Rule, Status
 from taso.rules.writing import rule
 from taso.search import optimize as optimizing
 from taso.search.backtracking import Limits
@@ -308,12 +309,15 @@ def optimize(
         raise SearchError(f"the seed is a whole number of at least 0, not {seed!r}")
     if freeze:
         given = _same_class(optimizing.frozen(given, input_shapes or {}))
-    taken = _usable(rules, exactness, rule_statuses)
-    settings = _settings(given, backend, threads, taken, input_shapes or {}, precision)
+    levels = _chosen("exactness", exactness, Exactness)
+    statuses = _chosen("rule_statuses", rule_statuses, collection.ADMISSIBLE)
+    known = collection.library() if rules is None else collection.admitted(rules, statuses)
+    settings = _settings(given, backend, threads, known, input_shapes or {}, precision)
+    settings.rules = _usable(known, levels, statuses, settings.backend.lowering, rules)
     settings.limits, settings.aim, settings.verify, settings.never_slower = limits, aim, verify, never_slower
     settings.seed, settings.progress, settings.search = seed, progress, search
     settings.watch = Watch(_checked_callback(callback), budget)
-    settings.algorithms = Exactness.REASSOCIATES.value in exactness
+    settings.algorithms = Exactness.REASSOCIATES in levels
     if not settings.algorithms:
         given = _same_class(with_usual_algorithms(given))
     settings.explain = [explain] if isinstance(explain, str) else explain
@@ -379,11 +383,21 @@ def _settings(
     )  # fmt: skip
 
 
-def _usable(rules: RuleSource | None, exactness: Sequence[str], statuses: Sequence[str]) -> list[Rule]:
-    levels = _chosen("exactness", exactness, Exactness)
-    wanted = _chosen("rule_statuses", statuses, collection.ADMISSIBLE)
-    given = collection.library() if rules is None else collection.admitted(rules, wanted)
-    return usable(given, levels, wanted)
+def _usable(
+    rules: Sequence[Rule], levels: Sequence[Exactness], statuses: Sequence[Status], lowering: Lowering,
+    source: RuleSource | None,
+) -> list[Rule]:  # fmt: skip
+    """Of `rules`, which came of `source`, those that a search may take for a backend.
+
+    Packaged rules that spell an algorithm are for backends without algorithms of their own, unless they are asked for
+    by name; there they are allowed where kernels may compute by such algorithms.
+    """
+    spelled = collection.spelled_algorithms(rules, source)
+    taken = usable([r for r in rules if r not in spelled], levels, statuses)
+    if not lowering.takes_algorithms:
+        return taken
+    allowed = [*levels, Exactness.APPROXIMATES] if Exactness.REASSOCIATES in levels else levels
+    return taken + usable(spelled, allowed, statuses)
 
 
 Member = TypeVar("Member", bound=Enum)

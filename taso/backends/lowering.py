@@ -510,7 +510,8 @@ class Lowering:
     and `scratch` the bytes that it works in beside. `precision` is that of products of float32 tensors, by which a
     backend may have several lowerings. `whole` are operators for which there are kernels and which files have in parts.
     `runs_chain` says whether a kernel of several anchors can be run. `apart` are operators without kernels of which
-    there are others that they are made of.
+    there are others that they are made of. `takes_algorithms` says whether the search takes rules that make another
+    algorithm of an operator's definition, for a backend that has none of its own.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -522,6 +523,7 @@ class Lowering:
     whole: frozenset[str] = frozenset()
     runs_chain: Callable[[Kernel], bool] = none_chained
     apart: frozenset[str] = frozenset()
+    takes_algorithms: bool = False
 
     def entry(self, view: View[N, V], node: N) -> int | None:
         """The input by which `node` joins the kernel of that input's producer, or None where it starts its own."""

@@ -47,6 +47,17 @@ def library() -> tuple[Rule, ...]:
     return tuple(found)
 
 
+ALGORITHMS = "winograd-*"
+"""What packaged rules are called that compute an operator by another algorithm, made of operators."""
+
+
+def spelled_algorithms(rules: Iterable[Rule], source: RuleSource | None = None) -> list[Rule]:
+    """Those of `rules` that are packaged ones of `ALGORITHMS` and that `source` does not name in full."""
+    asked = set() if source is None else {str(item)[1:] for item in _items(source) if _is_name(item)}
+    named = [r for r in rules if fnmatchcase(r.id, ALGORITHMS) and r.id not in asked]
+    return [r for r in named if statement(r) in _packaged()]
+
+
 def statement(rule: Rule) -> tuple[object, ...]:
     """What a rule says, apart from its name and what is known of it."""
     return rule.source, rule.target, rule.outputs, rule.conditions, rule.exactness

@@ -6,20 +6,22 @@ made with the same attributes, because only of those the content is known withou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import Union
 
 import numpy as np
 
 from taso.graph.errors import GraphError
-from taso.graph.index import Affine, Const, Expr, Meaning, at, evaluate, same
+from taso.graph.index import Affine, Call, Const, Expr, Meaning, Pick, at, evaluate, same
 from taso.graph.numbers import Float64
 from taso.graph.operator import REQUIRED, Array, Attrs, AttrValue, Operator, Required, Types, Weight, register
 from taso.graph.ops.common import output_loops, single_axes
 from taso.graph.ops.elementwise import constant
 from taso.graph.types import TensorType
 from taso.graph.unknown import UnknownFraction
+from taso.graph.winograd import Transforms, transforms
 
 ShapeOf = Callable[[Attrs], tuple[int, ...]]
 _ONE = Const(Fraction(1))
@@ -84,7 +86,68 @@ AVERAGING_KERNEL = _define(
     "AveragingKernel", lambda a: (a.int("channels"), 1, *a.ints("kernel_shape")), _average, ("channels", "kernel_shape")
 )  # fmt: skip
 
-CONSTANTS = frozenset({CONSTANT, ONES, IDENTITY_MATRIX, IDENTITY_KERNEL, AVERAGING_KERNEL})
+# ── Winograd's transforms of the two axes of a picture, as weights (`taso.graph.winograd`) ───────────────────────
+# `tile` and `taps` have a number for each axis; where both are 1 the axis stays as it is
+
+
+def _both(attrs: Attrs) -> tuple[Transforms, Transforms]:
+    tile, taps = attrs.ints("tile"), attrs.ints("taps")
+    if not len(tile) == len(taps) == 2:
+        raise GraphError(f"a tile of {tile} and {taps} taps are not two-dimensional")
+    down, right = (_UNCHANGED if m == r == 1 else transforms(m, r) for m, r in zip(tile, taps, strict=True))
+    return down, right
+
+
+def _products(attrs: Attrs) -> tuple[int, int]:
+    """Positions of a tile along each axis."""
+    down, right = _both(attrs)
+    return down.products, right.products
+
+
+def _tile_data(attrs: Attrs) -> Expr:
+    """Bᵀ[u, r] · Bᵀ[v, s]."""
+    down, right = _both(attrs)
+    return Call("mul", (_entry(down.data, ["i0", "i2"]), _entry(right.data, ["i1", "i3"])))
+
+
+def _tile_output(attrs: Attrs) -> Expr:
+    """Aᵀ[i, u] · Aᵀ[j, v]."""
+    down, right = _both(attrs)
+    return Call("mul", (_entry(down.output, ["i0", "i2"]), _entry(right.output, ["i1", "i3"])))
+
+
+def _tile_bias(attrs: Attrs) -> Expr:
+    """b[u] · b[v], b what the transforms make of a filter whose first tap alone is 1 and of data that are 1 throughout:
+    its outputs are all 1."""
+    down, right = (
+        tuple(taps[0] * sum(row) for taps, row in zip(f.filter, f.data, strict=True)) for f in _both(attrs)
+    )
+    return Call("mul", (_entry(down, ["i0"]), _entry(right, ["i1"])))
+
+
+_Entries = Union[Fraction, "tuple[_Entries, ...]"]
+
+
+def _entry(entries: _Entries, loops: Sequence[str]) -> Expr:
+    """The entry of a table of numbers at the positions of loops."""
+    if isinstance(entries, Fraction):
+        return Const(entries)
+    return Pick(loops[0], tuple((1, _entry(part, loops[1:])) for part in entries))
+
+
+_SAME = ((Fraction(1),),)
+_UNCHANGED = Transforms(_SAME, _SAME, _SAME)
+
+# what transforms the data of a tile
+TILE_DATA = _define("TileData", lambda a: 2 * _products(a), _tile_data, ("tile", "taps"))
+# what makes the outputs of a tile of the products
+TILE_OUTPUT = _define("TileOutput", lambda a: a.ints("tile") + _products(a), _tile_output, ("tile", "taps"))
+# what to add to the products for 1 to be added to the outputs
+TILE_BIAS = _define("TileBias", _products, _tile_bias, ("tile", "taps"))
+
+CONSTANTS = frozenset({
+    CONSTANT, ONES, IDENTITY_MATRIX, IDENTITY_KERNEL, AVERAGING_KERNEL, TILE_BIAS, TILE_DATA, TILE_OUTPUT,
+})  # fmt: skip
 
 
 class ConstantWeight(Weight):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import models
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 import taso
-from taso.backends.lowering import BLOCKED, PLAIN, Kernel, Operand, lower
+from taso.backends.lowering import BLOCKED, PLAIN, Kernel, Operand, Step, lower
 from taso.backends.onnxruntime import executor, measuring, runtime
+from taso.backends.onnxruntime import trial as trials
 from taso.backends.onnxruntime.backend import OnnxRuntimeBackend
 from taso.backends.onnxruntime.lowering import BlockedChannels, RuntimeLowering, in_blocks
 from taso.backends.onnxruntime.trial import trial
@@ -24,7 +26,12 @@ from taso.backends.reference import ReferenceBackend
 from taso.backends.select import get_backend
 from taso.graph.errors import BackendError, BackendUnavailable, InputError
 from taso.graph.graph import Graph
+from taso.graph.operator import Attrs, operator_named
 from taso.graph.types import DType, TensorType
+from taso.rules import collection, constants
+from taso.search import optimize as optimizing
+from taso.search.result import Report
+from taso.search.settings import Settings
 
 Array = NDArray[np.generic]
 ROUNDING = 2e-6
@@ -380,6 +387,26 @@ def test_kernels_that_become_the_same_nodes_cost_the_same(backend: OnnxRuntimeBa
     assert backend.measure(kernels[0]) == backend.measure(kernels[1])
 
 
+def test_a_convolution_costs_the_same_with_a_bias_and_another_with_a_residual(backend: OnnxRuntimeBackend) -> None:
+    def signatures(text: str) -> list[str]:
+        proto = with_weights(IMAGE + "{" + text + "}", **K, bias=normal(32))
+        graph = taso.load(onnx.shape_inference.infer_shapes(proto))
+        return [s for s in nodes_run(graph) if s.startswith("Conv ")]
+
+    plain, biased = signatures("y = Conv<pads=[1,1,1,1]>(x, w)"), signatures("y = Conv<pads=[1,1,1,1]>(x, w, bias)")
+    assert plain == biased and len(plain) == 1
+    if backend.lowering.layouts.block:
+        first = "c = Conv<pads=[1,1,1,1]>(x, w)"
+        assert signatures(first + "d = Conv<pads=[1,1,1,1]>(x, v) y = Add(c, d)") != plain
+
+
+@pytest.mark.parametrize("channels, swept", [(8, trials._LEAST_SWEPT), (512, trials._MOST_SWEPT)])
+def test_what_is_larger_than_a_cache_is_measured_where_nothing_has_been(channels: int, swept: int) -> None:
+    operand, result = (Operand(image(channels, 28), PLAIN, False) for _ in range(2))
+    relu = Kernel((operand,), (Step(operator_named("Relu"), Attrs({}), (0,)),), (result,))
+    assert trial(relu).feeds[trials._SWEEP].nbytes == swept
+
+
 def test_what_nothing_is_known_of_is_costed_by_the_formula(backend: OnnxRuntimeBackend) -> None:
     opaque = models.model("g (float[2] x) => (float[2] y) { y = my.Own(x) }", domains={"my": 1})
     found = lower(taso.load(opaque), backend.lowering).jobs[0].kernel
@@ -425,3 +452,99 @@ def test_a_model_is_optimized_and_its_export_computes_the_same() -> None:
     feeds = models.random_feeds(proto)
     (found,) = models.by_onnxruntime(taso.export_onnx(best), feeds)
     assert models.relative_error(found, models.by_onnxruntime(proto, feeds)[0]) < ROUNDING
+
+
+# ── convolutions by another algorithm ────────────────────────────────────────────────────────────────────────────
+
+
+def _by_products(kernel: Kernel) -> float:
+    """Costs by which every rule for convolutions of few taps pays: products alone, and nothing for what moves."""
+    total = 1e-9
+    for step in kernel.steps:
+        if step.op.name == "Conv":
+            weight = kernel.operands[step.inputs[1]].type.static_shape
+            total += 1e-9 * math.prod(weight[1:]) * math.prod(kernel.results[0].type.static_shape)
+    return total
+
+
+def _convolutions() -> ModelProto:
+    """3×3 with a batch normalization, 1×7 with a bias, 3×1 and 7×1, of sizes that are no multiples of tiles."""
+    rng = np.random.default_rng(5)
+
+    def scaled(*shape: int) -> Array:
+        return np.asarray(rng.normal(size=shape) / math.sqrt(math.prod(shape[1:])), np.float32)
+
+    text = (
+        "g (float[2,16,11,13] x) => (float[a,b,c,d] y) {"
+        "c = Conv<pads=[1,1,1,1]>(x, w) n = BatchNormalization(c, s, b, m, v) r = Relu(n)"
+        "d = Conv<pads=[0,3,0,3]>(r, k, b) e = Conv<pads=[1,0,1,0]>(d, h) y = Conv<pads=[3,0,3,0]>(e, l) }"
+    )
+    filters = {"w": (24, 16, 3, 3), "k": (24, 24, 1, 7), "h": (24, 24, 3, 1), "l": (24, 24, 7, 1)}
+    weights = {name: scaled(*shape) for name, shape in filters.items()}
+    return with_weights(text, **weights, s=positive(24), b=normal(24), m=normal(24), v=positive(24))
+
+
+def test_convolutions_become_products_of_tiles_where_that_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnnxRuntimeBackend, "measure", lambda self, kernel: _by_products(kernel))
+    monkeypatch.setattr(OnnxRuntimeBackend, "device_key", lambda self: "by products alone")
+    proto = _convolutions()
+    best = taso.optimize(proto, backend="onnxruntime", threads=1, never_slower=False, progress=False)
+    assert best.report.verified
+    groups = sorted(n.attrs.int("group") for n in best.run_time_nodes if n.op.name == "Conv")
+    # a transform of the data for each, and the products of F(4, 3) in both directions, F(4, 7) and F(4, 3) in one
+    assert groups == [1, 1, 1, 1, 6, 10, 10, 36]
+    assert not any(n.op.name == "BatchNormalization" for n in best.nodes)
+    feeds = models.random_feeds(proto)
+    exported = taso.export_onnx(best)
+    onnx.checker.check_model(exported, full_check=True)
+    (found,), (wanted,) = models.by_onnxruntime(exported, feeds), models.by_onnxruntime(proto, feeds)
+    # F(4×4, 3×3) loses some 20 times what a direct convolution does, and one follows the other here
+    assert ROUNDING / 100 < models.relative_error(found, wanted) < 5e-5
+
+
+def test_a_wrong_transform_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule whose matrix of outputs is off in one entry, as if its proof had been wrong."""
+    monkeypatch.setattr(OnnxRuntimeBackend, "measure", lambda self, kernel: _by_products(kernel))
+    monkeypatch.setattr(OnnxRuntimeBackend, "device_key", lambda self: "by products alone")
+    right = constants.ConstantWeight._values
+
+    def off(weight: constants.ConstantWeight) -> Array:
+        values = right(weight).copy()
+        if weight.op is constants.TILE_OUTPUT:
+            values.flat[1] += 2e-3
+        return values
+
+    monkeypatch.setattr(constants.ConstantWeight, "_values", off)
+    constants.constant_weight.cache_clear()
+    try:
+        best = taso.optimize(_convolutions(), backend="onnxruntime", threads=1, never_slower=False, progress=False)
+    finally:
+        constants.constant_weight.cache_clear()
+    assert "could not be shown equal" in best.report.decision and not best.report.rewrites
+
+
+@pytest.mark.parametrize(
+    ("backend", "rules", "exactness", "taken"),
+    [
+        ("onnxruntime", None, ("exact", "reassociates"), True),
+        ("onnxruntime", ["+*"], ("exact", "reassociates"), True),
+        ("onnxruntime", None, ("exact",), False),
+        ("onnxruntime", ["-winograd-*"], ("exact", "reassociates"), False),
+        ("reference", None, ("exact", "reassociates"), False),
+        ("reference", ["+*"], ("exact", "reassociates", "approximates"), False),
+        ("reference", ["+winograd-3x3-tile-4x4"], ("exact", "reassociates", "approximates"), True),
+        ("reference", ["+winograd-3x3-tile-4x4"], ("exact", "reassociates"), False),
+    ],
+)
+def test_rules_that_spell_an_algorithm_are_for_runtimes_without_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, rules: list[str] | None, exactness: tuple[str, ...], taken: bool
+) -> None:
+    given: list[bool] = []
+
+    def noted(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
+        given.append(any(fnmatchcase(r.id, collection.ALGORITHMS) for r in settings.rules))
+        return graph, Report(settings.backend.name, settings.backend.device_key())
+
+    monkeypatch.setattr(optimizing, "optimize", noted)
+    taso.optimize(_convolutions(), backend=backend, rules=rules, exactness=exactness)
+    assert given == [taken]

@@ -7,14 +7,19 @@ import onnx.helper
 import onnx.reference
 import pytest
 
+from taso.graph.errors import GraphError
 from taso.graph.operator import Operator
 from taso.graph.types import DType
+from taso.graph.winograd import transforms
 from taso.rules.constants import (
     AVERAGING_KERNEL,
     CONSTANT,
     IDENTITY_KERNEL,
     IDENTITY_MATRIX,
     ONES,
+    TILE_BIAS,
+    TILE_DATA,
+    TILE_OUTPUT,
     constant_weight,
 )
 from taso.rules.expression import Bindings, evaluate, parse
@@ -55,6 +60,28 @@ def test_ones_identity_matrix_and_scalars_have_their_values_and_types() -> None:
     scalar = _array(CONSTANT, value=0.1, dtype=DType.DOUBLE)
     assert scalar.shape == () and scalar.dtype == np.float64 and scalar == 0.1
     assert _array(CONSTANT, value=2, shape=(2,)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("tile", "taps"), [((4, 4), (3, 3)), ((2, 4), (3, 5)), ((1, 4), (1, 7)), ((2, 1), (7, 1))])
+def test_what_transforms_tiles_makes_a_convolution_of_products(tile: tuple[int, int], taps: tuple[int, int]) -> None:
+    """Y[i, j] = Σ A[i, j, u, v] · (G g Gᵀ)[u, v] · (Bᵀ d B)[u, v], for filters of which one tap is 1."""
+    data, output, bias = (_array(op, tile=tile, taps=taps, dtype=DType.DOUBLE) for op in (
+        TILE_DATA, TILE_OUTPUT, TILE_BIAS))  # fmt: skip
+    d = np.random.default_rng(2).normal(size=data.shape[2:])
+    filters = [
+        np.ones((1, 1)) if m == r == 1 else np.asarray(transforms(m, r).filter, np.float64)
+        for m, r in zip(tile, taps, strict=True)
+    ]
+    made = np.einsum("uvrs,rs->uv", data, d)
+    for k, w in np.ndindex(*taps):
+        products = np.multiply.outer(filters[0][:, k], filters[1][:, w]) * made
+        y = np.einsum("ijuv,uv->ij", output, products + 3.0 * bias)
+        np.testing.assert_allclose(y, d[k : k + tile[0], w : w + tile[1]] + 3.0, rtol=0, atol=1e-11)
+
+
+def test_a_tile_has_two_dimensions() -> None:
+    with pytest.raises(GraphError, match="are not two-dimensional"):
+        _array(TILE_DATA, tile=(4,), taps=(3,))
 
 
 def test_equal_constants_are_one_weight_and_different_ones_are_not() -> None:

@@ -36,7 +36,7 @@ from taso.search.state import Cycle, check
 from taso.search.verify import relative_error
 
 LIBRARY = Path(__file__).parents[2] / "taso" / "rules" / "library"
-FAMILIES = ("activation", "attention", "convolution", "motion", "normalization", "transpose")
+FAMILIES = ("activation", "attention", "convolution", "motion", "normalization", "transpose", "winograd")
 SECONDS = 240.0
 NEWEST = 21
 """The opset of the models, unless an operator of the rule is newer."""
@@ -76,6 +76,9 @@ PROVED = (
     "mean-of-mean",
     "drop-reshape", "split-second-again", "concat-zeros-behind", "transpose-past-relu", "transpose-past-sub-of-last",
     "transpose-into-mean-nhwc", "transpose-past-pad-4", "transpose-past-slice-2",
+    "drop-slice-of-two",
+    "winograd-3x3-tile-2x2-batchnorm-bias", "winograd-1x7-tile-1x4-bias", "winograd-7x1-tile-2x1",
+    "winograd-3x1-tile-4x1-batchnorm",
 )  # fmt: skip
 
 
@@ -166,6 +169,8 @@ def test_where_the_opset_lacks_the_one_operator_a_file_has_its_parts() -> None:
 
 # ── mutants ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+_TILE = "like=x, taps=(3, 3), tile=(2, 2)"
+
 MUTANTS = {
     "activation": [
         ("gelu-div", "filled(half, 0.5)", "filled(half, 0.25)"),
@@ -255,6 +260,15 @@ MUTANTS = {
         ("transpose-past-pad-3", "permuted(q[:3], inverse(p))", "permuted(q[:3], p)"),
         ("transpose-into-flatten-positions", " and dim(x, 2) == 1", ""),
         ("unsqueeze-of-transpose", "axes=(rank(x),)", "axes=(0,)"),
+    ],
+    "winograd": [
+        ("winograd-3x3-tile-2x2", "blocksize=2", "blocksize=2, mode='CRD'"),
+        ("winograd-3x3-tile-2x2", "axis=3, taps=3, tile=2), axis=2,", "axis=2, taps=3, tile=2), axis=3,"),
+        ("winograd-3x3-tile-2x2", f"TileOutput({_TILE})", f"Transpose(TileOutput({_TILE}), perm=(1, 0, 2, 3))"),
+        ("winograd-3x3-tile-2x2-bias", "Mul(Reshape(TileBias", "Add(Reshape(TileBias"),
+        ("winograd-3x3-tile-2x2-batchnorm-bias", "Sub(b, mean)", "Add(b, mean)"),
+        ("winograd-1x7-tile-1x2", "shape=(2, 8)), perm=(1, 0))", "shape=(8, 2)), perm=(0, 1))"),
+        ("winograd-7x1-tile-2x1", "perm=(0, 2, 1, 3)", "perm=(0, 1, 2, 3)"),
     ],
 }  # fmt: skip
 CASES = [(name, *change) for name, changes in MUTANTS.items() for change in changes]

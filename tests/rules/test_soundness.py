@@ -33,6 +33,12 @@ def _proved(text: str) -> bool:
 
 # ── where a proof over the real numbers speaks of more than the elements are: integers ────────────────────────────
 
+_ONE_BY_ONE = (
+    "Reshape(Conv(Reshape(x, shape=(dim(x, 0) * dim(x, 1), 1, dim(x, 2), dim(x, 3))), w, pads=p), "
+    "shape=(dim(x, 0), dim(x, 1), dim(x, 2) + p[0] + p[2] - dim(w, 2) + 1, dim(x, 3) + p[1] + p[3] - dim(w, 3) + 1))"
+)
+_OF_ONE_CHANNEL = "rank(x) == 4 and shape(w) == (1, 1, 2, 2) and dim(x, 2) == dim(x, 3)"
+
 # kind: (false, true)
 PAIRS = {
     "a negative power of integers is rounded": (
@@ -166,6 +172,13 @@ PAIRS = {
     "more axes than a proof has": (
         "Softmax(x, axis=a) => Softmax(x, axis=a if rank(x) - 6 <= 0 else 0)",
         "Softmax(x, axis=a) => Softmax(x, axis=a if rank(x) - 2 <= 0 else a)",
+    ),
+    # elements that are read where a guard says that they lie within
+    "rows for columns": (
+        f"{_ONE_BY_ONE} => Conv(x, Expand(w, shape=(dim(x, 1),) + shape(w)[1:]), group=dim(x, 1), "
+        f"pads=(p[1], p[0], p[3], p[2])) where {_OF_ONE_CHANNEL} and p[0] + p[2] == p[1] + p[3]",
+        f"{_ONE_BY_ONE} => Conv(x, Expand(w, shape=(dim(x, 1),) + shape(w)[1:]), group=dim(x, 1), pads=p) "
+        f"where {_OF_ONE_CHANNEL}",
     ),
     # functions that have no value for some arguments
     "a quotient that cancels": (

@@ -16,7 +16,7 @@ from taso.graph.graph import Graph
 from taso.graph.operator import Trait
 from taso.graph.types import DType, TensorType
 
-FORMAT = 2
+FORMAT = 3
 """Grows with every change of what is measured as a kernel, or how."""
 
 _SECONDS: dict[tuple[int, tuple[object, ...]], float] = {}
@@ -36,7 +36,7 @@ class OnnxRuntimeBackend:
     def __init__(self, threads: int | None = None) -> None:
         self._version = runtime().__version__
         self.threads = checked_threads(_processors() if threads is None else threads)
-        self.lowering = RuntimeLowering(BlockedChannels(channels_in_block()))
+        self.lowering = RuntimeLowering(BlockedChannels(channels_in_block()), takes_algorithms=True)
 
     def device_key(self) -> str:
         """Processor, version of ONNX Runtime, provider, threads, and the version of what is measured."""

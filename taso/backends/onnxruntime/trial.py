@@ -109,7 +109,8 @@ def _add_sweep(found: Trial, kernel: Kernel) -> None:
         sum(o.type.nbytes for o in (*kernel.operands, *kernel.results) if o.constant is constant)
         for constant in (True, False)
     )
-    swept = min(max(_WEIGHTS_SWEPT * weights, _LEAST_SWEPT), _MOST_SWEPT)
+    # what is larger than a cache comes to lie where nothing has been since the model was there the last time
+    swept = _MOST_SWEPT if used > _ROOM_BYTES else min(max(_WEIGHTS_SWEPT * weights, _LEAST_SWEPT), _MOST_SWEPT)
     _add_input(found, _SWEEP, _swept()[: swept >> 12])
     _add_input(found, _ROOM, _random((used // 3 if 3 <= used <= _ROOM_BYTES else 1,)))
     nodes = [

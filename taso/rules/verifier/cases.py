@@ -26,9 +26,9 @@ class Inadmissible(Exception):
 
 
 class SplitRange(Exception):
-    """A sum must be taken apart: its index `atom` below and from `threshold` on."""
+    """A sum must be taken apart: its index `atom` below and from `threshold` on, or each of its values by itself."""
 
-    def __init__(self, atom: Atom, threshold: Poly) -> None:
+    def __init__(self, atom: Atom, threshold: Poly | None = None) -> None:
         super().__init__(f"{atom} at {threshold}")
         self.atom = atom
         self.threshold = threshold
@@ -41,6 +41,10 @@ class SplitIndex(Exception):
         super().__init__(f"{atom} by {divisor}")
         self.atom = atom
         self.divisor = divisor
+
+
+_APART = 2
+"""What is taken where the answer depends on an index that is summed over: neither no nor yes."""
 
 
 @dataclass
@@ -112,7 +116,7 @@ class Case:
             answer = self.known.zero(poly)
             return self._both(poly) if answer is None else [int(answer)]
 
-        taken, forked = self.trail.take(f"{poly} = 0", options)
+        taken, forked = self._taken(f"{poly} = 0", poly, options)
         if forked:
             if taken:
                 self.known.assume_zero(poly)
@@ -132,7 +136,7 @@ class Case:
                 return [1]
             return [0] if self.known.nonneg(-poly - ONE) else self._both(poly)
 
-        taken, forked = self.trail.take(f"{poly} ≥ 0", options)
+        taken, forked = self._taken(f"{poly} ≥ 0", poly, options)
         if forked:
             self.known.assume_nonneg(poly if taken else -poly - ONE)
         return bool(taken)
@@ -148,12 +152,27 @@ class Case:
             answer = self.known.zero(rest)
             return self._both(rest) if answer is None else [int(answer)]
 
-        taken, forked = self.trail.take(f"{rest} = 0", options)
+        taken, forked = self._taken(f"{rest} = 0", rest, options)
         if forked and taken:
             self.known.assume_division(a, b)
         elif forked:
             self.known.assume_nonzero(rest)
         return bool(taken)
+
+    def _taken(self, question: str, poly: Poly, options: Callable[[], list[int]]) -> tuple[int, bool]:
+        """What is taken of `options`, and whether there was a choice; a sum that is taken apart is so on every way."""
+
+        def or_apart() -> list[int]:
+            try:
+                return options()
+            except SplitRange:
+                return [_APART]
+
+        taken, forked = self.trail.take(question, or_apart)
+        if taken == _APART:
+            self._both(poly)
+            raise NotUnderstood(f"a way does not repeat: {question} depends on no index that is summed over")
+        return taken, forked
 
     def _both(self, poly: Poly) -> list[int]:
         poly = self.known.now(poly)
@@ -165,6 +184,9 @@ class Case:
             factor, rest = parts
             # atom + rest ≥ 0 from −rest on; −atom + rest ≥ 0 up to rest
             raise SplitRange(bound[0], -rest if factor == ONE else rest + ONE)
+        for atom in bound:
+            if self.known.extents[atom].constant is not None:
+                raise SplitRange(atom)
         raise NotUnderstood(f"whether {poly} is positive depends on an index that is summed over")
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TypeVar
 
 from taso.graph import index as notation
 from taso.graph.index import Affine, Meaning
 from taso.graph.unknown import UnknownFraction
-from taso.rules.pattern import Ref
+from taso.rules.pattern import Port, Ref
 from taso.rules.verifier import terms as algebra
 from taso.rules.verifier.cases import Case, NotUnderstood, SplitIndex, SplitRange
 from taso.rules.verifier.polynomials import ONE, ZERO, Atom, Poly, Rational
@@ -58,10 +59,11 @@ class Elements:
         self.partial: set[tuple[str, frozenset[str]]] = set()
         """Functions that have no value for some arguments, with the variables that these are made of."""
         self._simplifier = Simplifier(case)
+        self._known_ones: dict[int, bool] = {}
 
     def at(self, ref: Ref, index: Index) -> Sum:
         """The element `index` of a value, simplified."""
-        return self._simplifier.sum(self._value(ref, index))
+        return algebra.gathered(self._simplifier.sum(algebra.gathered(self._value(ref, index))))
 
     def _value(self, ref: Ref, index: Index) -> Sum:
         if isinstance(ref, str):
@@ -120,10 +122,28 @@ class Elements:
         if isinstance(expr, notation.Inside):
             return algebra.guarded(algebra.number(ONE), self._inside(expr.input, expr.index, node, scope))
         if isinstance(expr, notation.Call):
+            if expr.function == "mul":
+                return self._multiplied(expr, node, scope)
             return self._call(expr.function, [self._expression(a, node, scope) for a in expr.args])
         if isinstance(expr, notation.Pick):
             return self._pick(expr, node, scope)
         return self._reduce(expr, node, scope)
+
+    def _multiplied(self, expr: notation.Call, node: Placed, scope: Scope) -> Sum:
+        """A product; of a factor that is no variable's it is seen first whether it is 0."""
+        left, right = expr.args
+        if not isinstance(right, notation.Read) or not self._is_known(self._input(node, right.input)):
+            return self._product(self._expression(left, node, scope), self._expression(right, node, scope))
+        factor = self._expression(right, node, scope)
+        return self._product(self._expression(left, node, scope), factor) if factor else ()
+
+    def _is_known(self, ref: Ref) -> bool:
+        """Whether a value is made of no variable."""
+        if isinstance(ref, str):
+            return False
+        if ref.node not in self._known_ones:
+            self._known_ones[ref.node] = all(r is None or self._is_known(r) for r in self._nodes[ref.node].inputs)
+        return self._known_ones[ref.node]
 
     def _constant(self, expr: notation.Const) -> Sum:
         if isinstance(expr.value, UnknownFraction):
@@ -150,8 +170,40 @@ class Elements:
         index = tuple(self._affine(a, scope) for a in expr.index)
         if expr.fill == "least":
             raise NotUnderstood("a read that is below every number outside, not directly within a maximum")
-        guards = self._inside(expr.input, expr.index, node, scope) if expr.fill else ()
-        return algebra.guarded(self._value(self._input(node, expr.input), index), guards)
+        ref = self._input(node, expr.input)
+        if not expr.fill:
+            return self._value(ref, index)
+        guards = self._inside(expr.input, expr.index, node, scope)
+        counted = isinstance(ref, Port) and isinstance(self._nodes[ref.node].meanings[ref.output].body, notation.Flat)
+        if guards and counted:
+            return algebra.guarded(self._value_within(ref, index, node.shapes[expr.input]), guards)
+        return algebra.guarded(self._value(ref, index), guards)
+
+    def _value_within(self, ref: Ref, index: Index, shape: Sequence[Poly]) -> Sum:
+        """The element `index` of a value, of which guards ask that it lies within `shape`.
+
+        An index that is not known to lie there is replaced by a free one that is, so that what is counted row by row
+        comes apart, and put back in the end.
+        """
+        known = self._case.known
+        replaced: dict[Atom, Poly] = {}
+        found: list[Poly] = []
+        for position, size in zip(index, shape, strict=True):
+            if position.constant is None and not (known.nonneg(position) and known.nonneg(size - ONE - position)):
+                atom = known.index("free", known.now(size))
+                replaced[atom] = position
+                position = Poly.atom(atom)
+            found.append(position)
+        value = self._value(ref, tuple(found))
+        for atom, position in replaced.items():
+            if known.now(Poly.atom(atom)) != Poly.atom(atom):
+                # it was itself taken apart meanwhile
+                return self._value(ref, index)
+            value = algebra.change(value, partial(self._put_back, atom, position))
+        return value
+
+    def _put_back(self, atom: Atom, position: Poly, poly: Poly) -> Poly:
+        return self._case.known.now(self._case.known.substituted(poly, atom, position))
 
     @staticmethod
     def _input(node: Placed, position: int) -> Ref:
@@ -185,6 +237,9 @@ class Elements:
     def _pick(self, expr: notation.Pick, node: Placed, scope: Scope) -> Sum:
         """The piece that the loop is in; the loop runs no further than the last piece does."""
         position, _ = scope[expr.loop]
+        number = position.constant
+        if number is not None and 0 <= number < len(expr.pieces) and all(extent == 1 for extent, _ in expr.pieces):
+            return self._expression(expr.pieces[int(number)][1], node, {**scope, expr.loop: (ZERO, ONE)})
         start = ZERO
         for number, (extent, piece) in enumerate(expr.pieces, 1):
             size = self._case.poly(extent)
@@ -328,6 +383,8 @@ class Elements:
         except SplitRange as split:
             if split.atom is not atom:
                 raise
+            if split.threshold is None:
+                return self._one_by_one(extent, start, body)
             threshold = split.threshold
         except SplitIndex as split:
             if split.atom is not atom:
@@ -338,6 +395,15 @@ class Elements:
             return self._along(extent, start, body, tries + 1)
         low = self._along(threshold, start, body, tries + 1)
         return low + self._along(extent - threshold, start + threshold, body, tries + 1)
+
+    @staticmethod
+    def _one_by_one(
+        extent: Poly, start: Poly, body: Callable[[Poly, tuple[Bound, ...]], tuple[Part, ...]]
+    ) -> tuple[Part, ...]:
+        count = extent.constant
+        if count is None or count > _MOST_SPLITS:
+            raise NotUnderstood(f"a sum up to {extent} that is to be written out")
+        return tuple(part for i in range(int(count)) for part in body(start + Poly.number(i), ()))
 
     def _nested(
         self, extent: Poly, start: Poly, divisor: Poly, body: Callable[[Poly, tuple[Bound, ...]], tuple[Part, ...]]

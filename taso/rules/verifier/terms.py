@@ -183,6 +183,22 @@ def text(terms: Sum, names: Names) -> str:
     return " + ".join(shown) or "0"
 
 
+_FEW = 16
+
+
+def gathered(terms: Sum) -> Sum:
+    """An equal sum in which terms that are the same but for their coefficients are one; short sums stay as they are."""
+    if len(terms) < _FEW:
+        return terms
+    first: dict[str, Term] = {}
+    total: dict[str, Poly] = {}
+    for term in terms:
+        key = _term_text(term, {})
+        first.setdefault(key, term)
+        total[key] = total.get(key, ZERO) + term.coefficient
+    return tuple(Term(total[k], t.bound, t.guards, t.factors) for k, t in first.items() if total[k].terms)
+
+
 def _term_text(term: Term, names: Names) -> str:
     return _bound_text(
         term.bound, names,
