@@ -388,7 +388,10 @@ def test_a_custom_operator_stays_and_what_is_around_it_is_optimized(formula_back
 
 # ── what a process takes ─────────────────────────────────────────────────────────────────────────────────────────
 
-HEAVY = ("onnxruntime", "cupy", "z3", "torch", "tensorflow", "scipy", "rich", "pandas", "matplotlib", "hypothesis")
+HEAVY = (
+    "onnxruntime", "cupy", "z3", "torch", "tensorflow", "scipy", "rich", "pandas", "matplotlib", "hypothesis",
+    "highspy",
+)  # fmt: skip
 IMPORT = """
 import sys, time
 import numpy

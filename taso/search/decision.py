@@ -45,14 +45,14 @@ from taso.search.verify import (
 
 log = logging.getLogger(__name__)
 
-CONTEST = 3
+CONTEST = 4
 """Goes up when graphs are timed otherwise: verdicts from before count no more."""
 LEAST_GAIN = 1e-4
 """Share of the summed kernel costs that must be saved for a measurement of the whole graph to be worth making."""
 
 PROMISING = 0.01
-"""Share of the summed kernel costs that a graph must save for it to be timed for longer, where a contest leaves open
-whether it is faster than the original."""
+"""Share of the summed kernel costs that a graph must save for it to be timed for longer, and again in a later call,
+where a contest leaves open whether it is faster than the original."""
 
 NEARLY = (0.002, 0.02)
 """Shares of the best cost: the shortest way to a graph that costs at most so much more is a finalist, too."""
@@ -434,7 +434,10 @@ def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, origina
             timing.quartiles = settings.database.spread(device, f"{first}{together}", name)
     else:
         timings = _timed(graph, found, settings, original.cost)
-        for name, t in zip(names, timings, strict=True):
+        for finalist, name, t in zip(found, names, timings, strict=True):
+            if not t.decided and _promises(finalist, original.cost):
+                # the machine may be quieter when it is asked again
+                continue
             settings.database.keep_verdict(device, f"{first}{together}", name, (t.original, t.best, t.low, t.high))
             if t.quartiles is not None:
                 settings.database.keep_spread(device, f"{first}{together}", name, t.quartiles)
@@ -442,6 +445,11 @@ def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, origina
         finalist.timing = timing
     pairs = sorted(zip(found, timings, strict=True), key=lambda p: (not p[1].faster, p[1].best / p[1].original))
     return [finalist for finalist, _ in pairs]
+
+
+def _promises(finalist: Finalist, cost: float) -> bool:
+    """Whether the sum of its kernels is lower than `cost`, the original's, by more than a contest overlooks."""
+    return finalist.cost < (1 - PROMISING) * cost
 
 
 def _timed(graph: Graph, found: Sequence[Finalist], settings: Settings, cost: float) -> list[Timing]:
@@ -459,7 +467,7 @@ def _timed(graph: Graph, found: Sequence[Finalist], settings: Settings, cost: fl
     timings = contest(programs[0], programs[1:], feeds)
     open_ones = [
         i for i, t in enumerate(timings)
-        if not t.decided and found[i].cost < (1 - PROMISING) * cost
+        if not t.decided and _promises(found[i], cost)
         and t.original + t.best < OVERTIME_SECONDS / OVERTIME_ROUNDS
     ]  # fmt: skip
     if open_ones and not any(t.faster for t in timings):

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-try:
+if TYPE_CHECKING:
     import highspy
-    from highspy._core import _Highs
-except ImportError:  # where there is no wheel for it: whoever needs it can do with less
-    highspy = None  # type: ignore[assignment]  # told where somebody asks for it
 
 MICRO = 1e6
 """Costs of variables are in microseconds, at which the solver's tolerances mean little."""
 
 
+def solver() -> ModuleType | None:
+    """The solver's module, loaded when it is asked for: who runs a model that was optimized before does without.
+
+    None where there is no wheel of it: whoever needs it can do with less.
+    """
+    try:
+        import highspy
+    except ImportError:
+        return None
+    return highspy
+
+
 def available() -> bool:
     """Whether the solver is installed."""
-    return highspy is not None
+    return solver() is not None
 
 
 @dataclass
@@ -48,18 +59,21 @@ class IntegerProgram:
 
         It starts from nothing: given a solution to start from, HiGHS 1.16 may call that one optimal when it is not.
         """
+        import highspy
+        from highspy._core import _Highs
+
         # not Highs(): that prints a banner to stdout when it is made
         options = highspy.HighsOptions()
         options.output_flag, options.threads, options.random_seed = False, 1, 0
         options.time_limit, options.mip_rel_gap, options.mip_abs_gap = seconds, 1e-6, 1e-3
         if most_nodes is not None:
             options.mip_max_nodes = most_nodes
-        solver = _Highs()
-        solver.passOptions(options)
-        solver.passModel(self._model())
-        solver.run()
-        info = solver.getInfo()
-        status = solver.modelStatusToString(solver.getModelStatus())
+        running = _Highs()
+        running.passOptions(options)
+        running.passModel(self._model())
+        running.run()
+        info = running.getInfo()
+        status = running.modelStatusToString(running.getModelStatus())
         self.told.update(
             exact=status, gap=float(info.mip_gap), bound_ms=info.mip_dual_bound / MICRO * 1e3,
             solver_nodes=float(info.mip_node_count), variables=len(self.costs), rows=len(self.rows),
@@ -67,9 +81,11 @@ class IntegerProgram:
         feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         if not feasible or not math.isfinite(info.mip_gap):
             return None
-        return list(solver.getSolution().col_value)
+        return list(running.getSolution().col_value)
 
     def _model(self) -> highspy.HighsLp:
+        import highspy
+
         lp = highspy.HighsLp()
         n, m = len(self.costs), len(self.rows)
         lp.num_col_, lp.num_row_ = n, m
@@ -86,4 +102,4 @@ class IntegerProgram:
         return lp
 
 
-__all__ = ["MICRO", "IntegerProgram", "available"]
+__all__ = ["MICRO", "IntegerProgram", "available", "solver"]

@@ -467,7 +467,7 @@ def _by_products(kernel: Kernel) -> float:
     return total
 
 
-def _convolutions() -> ModelProto:
+def _convolutions(batch: int | str = 2) -> ModelProto:
     """3×3 with a batch normalization, 1×7 with a bias, 3×1 and 7×1, of sizes that are no multiples of tiles."""
     rng = np.random.default_rng(5)
 
@@ -475,7 +475,7 @@ def _convolutions() -> ModelProto:
         return np.asarray(rng.normal(size=shape) / math.sqrt(math.prod(shape[1:])), np.float32)
 
     text = (
-        "g (float[2,16,11,13] x) => (float[a,b,c,d] y) {"
+        f"g (float[{batch},16,11,13] x) => (float[a,b,c,d] y) {{"
         "c = Conv<pads=[1,1,1,1]>(x, w) n = BatchNormalization(c, s, b, m, v) r = Relu(n)"
         "d = Conv<pads=[0,3,0,3]>(r, k, b) e = Conv<pads=[1,0,1,0]>(d, h) y = Conv<pads=[3,0,3,0]>(e, l) }"
     )
@@ -500,6 +500,21 @@ def test_convolutions_become_products_of_tiles_where_that_is_cheaper(monkeypatch
     (found,), (wanted,) = models.by_onnxruntime(exported, feeds), models.by_onnxruntime(proto, feeds)
     # F(4×4, 3×3) loses some 20 times what a direct convolution does, and one follows the other here
     assert ROUNDING / 100 < models.relative_error(found, wanted) < 5e-5
+
+
+def test_convolutions_become_products_of_tiles_at_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnnxRuntimeBackend, "measure", lambda self, kernel: _by_products(kernel))
+    monkeypatch.setattr(OnnxRuntimeBackend, "device_key", lambda self: "by products alone")
+    proto = _convolutions("n")
+    best = taso.optimize(
+        proto, backend="onnxruntime", threads=1, never_slower=False, progress=False, input_shapes={"x": (2, 16, 11, 13)}
+    )
+    assert max(n.attrs.int("group") for n in best.run_time_nodes if n.op.name == "Conv") == 36
+    exported = taso.export_onnx(best)
+    for batch in (1, 3):
+        feeds = {"x": normal(batch, 16, 11, 13)}
+        (found,), (wanted,) = models.by_onnxruntime(exported, feeds), models.by_onnxruntime(proto, feeds)
+        assert found.shape == wanted.shape and models.relative_error(found, wanted) < 5e-5
 
 
 def test_a_wrong_transform_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,16 @@ PAIRS = {
         "Add(x, y) => Add(x, Add(y, Sub(Log(y), Log(y)))) where same_shape(x, y)",
         "Add(Log(y), x) => Add(x, Log(y)) where same_shape(x, y)",
     ),
+    "a root that is multiplied by a constant 0": (
+        "Mul(x, Constant(0, like=x)) => Mul(Sqrt(x), Constant(0, like=x))",
+        "Mul(Sqrt(x), Constant(0, like=x)) => Mul(Constant(0, like=x), Sqrt(x))",
+    ),
+    "a quotient that is multiplied by a constant 0, in a sum": (
+        "MatMul(x, Constant(0, shape=(2, 2), like=x)) => MatMul(Div(x, x), Constant(0, shape=(2, 2), like=x)) "
+        "where rank(x) == 2",
+        "MatMul(x, Constant(0, shape=(2, 2), like=x)) => MatMul(Neg(x), Constant(0, shape=(2, 2), like=x)) "
+        "where rank(x) == 2",
+    ),
     "a root that is multiplied by nothing": (
         "Mul(x, c) => Mul(Sqrt(x), c) where filled(c, 0) and same_shape(x, c)",
         "Mul(Sqrt(x), c) => Mul(c, Sqrt(x)) where filled(c, 0) and same_shape(x, c)",

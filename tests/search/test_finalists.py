@@ -153,6 +153,18 @@ def test_what_promises_next_to_nothing_is_not_timed_for_longer(
     assert decided(Trembling(clock, 13), tmp_path, chain())[1].set_aside
 
 
+@pytest.mark.parametrize("promising, taken", [(decision.PROMISING, True), (1.0, False)])
+def test_what_a_contest_left_open_is_timed_again_where_it_promises_something(
+    promising: float, taken: bool, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision, "PROMISING", promising)
+    assert decided(Trembling(clock, 10), tmp_path, chain())[1].set_aside
+    # the machine is quiet now
+    steady = TimedBackend(clock, lambda g: (1.0, 1.5, 2.0)[transposes(g)])
+    best, report = decided(steady, tmp_path, chain())
+    assert (transposes(best) == 0) == taken == bool(report.rewrites)
+
+
 def test_programs_that_run_too_long_are_not_timed_for_longer(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +256,7 @@ def test_a_graph_without_rewrites_may_still_get_a_plan(
     seconds: float, taken: bool, solver: bool, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not solver:
-        monkeypatch.setattr(integer, "highspy", None)
+        monkeypatch.setattr(integer, "solver", lambda: None)
     graph = product()
     best, report = decided(Planning(clock, lambda g: seconds if planned(g) else 2.0), tmp_path, graph)
     assert planned(best) == taken and not planned(graph) and not report.rewrites

@@ -229,7 +229,7 @@ def test_choices_do_not_fit_a_graph_of_the_same_operators_in_another_order_of_re
 
 
 def test_without_the_solver_the_local_rule_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "highspy", None)
+    monkeypatch.setattr(integer, "solver", lambda: None)
     backend = DrawnBackend(0)
     found = plan(small(0), backend.lowering, CostModel(backend, database()))
     assert found.choices is None and found.cost == found.local_cost
@@ -263,7 +263,7 @@ def test_the_cheapest_algorithm_is_chosen_with_and_without_the_solver(
     solver: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not solver:
-        monkeypatch.setattr(integer, "highspy", None)
+        monkeypatch.setattr(integer, "solver", lambda: None)
     backend, graph = TwoWays(), convolution()
     found = plan(graph, backend.lowering, CostModel(backend, database(), algorithms=True))
     assert found.choices is not None and list(found.choices.algorithms.values()) == ["another"]

@@ -234,7 +234,7 @@ def test_an_endless_rule_stops_at_the_bound_of_nodes_and_at_that_of_iterations()
 def test_without_the_solver_the_greedy_graph_comes_back_and_the_report_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, formula_backend: FormulaBackend
 ) -> None:
-    monkeypatch.setattr(integer, "highspy", None)
+    monkeypatch.setattr(integer, "solver", lambda: None)
     graph = taso.new_graph()
     graph.relu(graph.relu(graph.new_input(dims=(64, 64))))
     report = taso.optimize(graph, search="saturation", backend=formula_backend, never_slower=False).report

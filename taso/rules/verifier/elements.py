@@ -33,8 +33,21 @@ _WHOLE_POWERS = frozenset({Fraction(1), Fraction(2), Fraction(3)})
 _POWERS = _WHOLE_POWERS | {Fraction(1, 2), Fraction(-1), Fraction(-1, 2)}
 # no real number for some arguments: by what is taken of them a side can be undefined
 _PARTIAL = frozenset({"log", "sqrt", "pow", "tan", "asin", "acos", "acosh", "atanh"})
+# of which it is noted what they are made of
+_NOTED = _PARTIAL | {"div", "reciprocal"}
 _LOWEST = "lowest"
 _MOST_SPLITS = 40
+
+
+def _calls(expr: notation.Expr) -> frozenset[str]:
+    """The scalar functions in an expression."""
+    if isinstance(expr, notation.Call):
+        return frozenset({expr.function}).union(*map(_calls, expr.args))
+    if isinstance(expr, notation.Reduce):
+        return _calls(expr.body)
+    if isinstance(expr, notation.Pick):
+        return frozenset[str]().union(*(_calls(piece) for _, piece in expr.pieces))
+    return frozenset()
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class Elements:
         """Functions that have no value for some arguments, with the variables that these are made of."""
         self._simplifier = Simplifier(case)
         self._known_ones: dict[int, bool] = {}
+        self._total_ones: dict[int, bool] = {}
 
     def at(self, ref: Ref, index: Index) -> Sum:
         """The element `index` of a value, simplified."""
@@ -130,9 +144,16 @@ class Elements:
         return self._reduce(expr, node, scope)
 
     def _multiplied(self, expr: notation.Call, node: Placed, scope: Scope) -> Sum:
-        """A product; of a factor that is no variable's it is seen first whether it is 0."""
+        """A product; of a factor that is no variable's it is seen first whether it is 0.
+
+        Where it is, the other one is left alone, unless it may have no value, which has to be noted.
+        """
         left, right = expr.args
-        if not isinstance(right, notation.Read) or not self._is_known(self._input(node, right.input)):
+        ahead = (
+            isinstance(left, notation.Read) and isinstance(right, notation.Read)
+            and self._is_known(self._input(node, right.input)) and self._is_total(self._input(node, left.input))
+        )  # fmt: skip
+        if not ahead:
             return self._product(self._expression(left, node, scope), self._expression(right, node, scope))
         factor = self._expression(right, node, scope)
         return self._product(self._expression(left, node, scope), factor) if factor else ()
@@ -144,6 +165,17 @@ class Elements:
         if ref.node not in self._known_ones:
             self._known_ones[ref.node] = all(r is None or self._is_known(r) for r in self._nodes[ref.node].inputs)
         return self._known_ones[ref.node]
+
+    def _is_total(self, ref: Ref) -> bool:
+        """Whether a value is made of functions alone that have a value for all arguments."""
+        if isinstance(ref, str):
+            return True
+        if ref.node not in self._total_ones:
+            node = self._nodes[ref.node]
+            self._total_ones[ref.node] = not any(_calls(m.body) & _NOTED for m in node.meanings) and all(
+                r is None or self._is_total(r) for r in node.inputs
+            )
+        return self._total_ones[ref.node]
 
     def _constant(self, expr: notation.Const) -> Sum:
         if isinstance(expr.value, UnknownFraction):
