@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from taso.graph.errors import GraphError, RuleError
 from taso.graph.operator import Attrs, Operator, Trait
 from taso.graph.ops import WEIGHT
-from taso.graph.types import TensorType
+from taso.graph.types import DType, TensorType
 from taso.rules.constants import CONSTANTS, ConstantWeight
 from taso.rules.expression import Bindings, Value
 from taso.rules.pattern import Exactness, PatternNode, Port, Rule, settled
@@ -439,6 +439,10 @@ class _Contents(Mapping[str, Array]):
         return len(self._variables)
 
 
+_WIDE = frozenset({DType.FLOAT, DType.DOUBLE})
+"""Element types in which rules that lose digits apply."""
+
+
 def _reason(view: Searched, rule: Rule, partial: _Partial) -> str:
     """Why a rule does not apply where the shape of its source fits; "" where it does."""
     mapped = [view.outputs(partial.nodes[p.node])[p.output] for p, _ in rule.outputs]
@@ -454,6 +458,10 @@ def _reason(view: Searched, rule: Rule, partial: _Partial) -> str:
         for variable in partial.variables:
             if not env.type_of(variable).dtype.is_float:
                 return f"'{variable}' is {env.type_of(variable).dtype.name}, and the rule speaks of real numbers"
+    if rule.exactness is Exactness.APPROXIMATES:
+        for variable in partial.variables:
+            if env.type_of(variable).dtype not in _WIDE:
+                return f"'{variable}' is {env.type_of(variable).dtype.name}, which has no digits to lose"
     try:
         matched = [_settled(view, rule.source[i], partial.nodes[i]) for i in range(len(rule.source))]
         return rule.check_attributes(env, matched) or rule.check_conditions(env) or ""

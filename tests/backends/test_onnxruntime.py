@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 import taso
+from taso.backends.costs import CostDatabase
 from taso.backends.lowering import BLOCKED, PLAIN, Kernel, Operand, Step, lower
 from taso.backends.onnxruntime import executor, measuring, runtime
 from taso.backends.onnxruntime import trial as trials
@@ -26,9 +27,10 @@ from taso.backends.reference import ReferenceBackend
 from taso.backends.select import get_backend
 from taso.graph.errors import BackendError, BackendUnavailable, InputError
 from taso.graph.graph import Graph
-from taso.graph.operator import Attrs, operator_named
+from taso.graph.operator import Attrs, Weight, operator_named
 from taso.graph.types import DType, TensorType
 from taso.rules import collection, constants
+from taso.rules.matcher import Matcher
 from taso.search import optimize as optimizing
 from taso.search.result import Report
 from taso.search.settings import Settings
@@ -536,6 +538,19 @@ def test_a_wrong_transform_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         constants.constant_weight.cache_clear()
     assert "could not be shown equal" in best.report.decision and not best.report.rewrites
+
+
+@pytest.mark.parametrize(
+    ("dtype", "places"), [(DType.FLOAT, 2), (DType.DOUBLE, 2), (DType.FLOAT16, 0), (DType.BFLOAT16, 0)]
+)
+def test_no_digits_are_given_up_where_there_are_few(dtype: DType, places: int) -> None:
+    graph = taso.new_graph()
+    x = graph.add_input("x", TensorType(dtype, (1, 4, 8, 8)))
+    weight = graph.add_weight(Weight(TensorType(dtype, (4, 4, 3, 3)), np.ones((4, 4, 3, 3), dtype.numpy)))
+    graph.set_outputs([("y", graph.make(operator_named("Conv"), (x, weight)).output)])
+    spelled = [r for r in collection.library() if fnmatchcase(r.id, collection.ALGORITHMS)]
+    found = Matcher(spelled).find_all(optimizing.prepare(graph, Settings(ReferenceBackend(), [], CostDatabase())).state)
+    assert len(list(found)) == places
 
 
 @pytest.mark.parametrize(
