@@ -21,7 +21,7 @@ import taso
 from taso.graph.errors import GraphError, RuleError
 from taso.graph.evaluate import evaluate_graph
 from taso.rules import build
-from taso.rules.collection import gather, library, read
+from taso.rules.collection import gather, library, read, spelled_algorithms
 from taso.rules.instances import Instance
 from taso.rules.matcher import Matcher
 from taso.rules.pattern import Certificate, Exactness, Rule, Status
@@ -126,7 +126,9 @@ def test_every_rule_has_an_identifier_of_its_own_and_its_equation_as_its_name() 
 
 
 def test_every_rule_is_one_that_a_search_takes() -> None:
-    assert usable(library()) == list(library())
+    spelled = spelled_algorithms(library())
+    assert usable(library()) + spelled == list(library())
+    assert {r.exactness for r in spelled} == {Exactness.APPROXIMATES}
     assert {r.status for r in library()} == {Status.PROVED}
     assert all(r.certificate.method and r.certificate.digest for r in library())
     assert all(r.certificate.command == f"taso rules verify {r.origin} --rule {r.id}" for r in library())

@@ -15,6 +15,7 @@ from taso.backends.lowering import BF16, BLOCKED, FLOAT32, LAST, PLAIN, Kernel, 
 from taso.backends.onednn import kernels
 from taso.backends.onednn.backend import OneDNNBackend, checked_precision
 from taso.backends.onednn.kernels import design, narrows
+from taso.backends.onednn.library import library
 from taso.backends.onednn.measuring import RandomSupply
 from taso.backends.select import get_backend
 from taso.graph.errors import BackendError, BackendUnavailable
@@ -81,6 +82,9 @@ def test_products_are_off_by_the_rounding_of_their_factors_and_by_no_more(name: 
     wanted = evaluate_graph(graph, feeds, wide=True)["y"]
     exact, narrow = (taso.compile(graph, "onednn", threads, p)(feeds)["y"] for p in (FLOAT32, BF16))
     assert relative_error(exact, wanted) < 1e-5
+    if name == "matmul of two inputs" and "amx" not in library().isa and relative_error(narrow, wanted) < 1e-5:
+        # without AMX oneDNN may round no factor that it would first have to lay out anew
+        return
     # of factors that are rounded independently the errors add up as a random walk: far below both roundings at worst
     assert 1e-5 < relative_error(narrow, wanted) < 2 * ROUNDING
     by_hand = {k: rounded(v) for k, v in feeds.items()}
@@ -166,7 +170,10 @@ def test_a_graph_is_optimized_for_the_precision_that_it_is_to_run_in(
     feeds = random_feeds(graph, {}, 0)
     wanted = evaluate_graph(graph, feeds, wide=True)
     (name,) = wanted
-    for precision, low, high in ((BF16, 1e-5, 2 * ROUNDING), (FLOAT32, 0.0, 1e-5)):
+    planned = choices_of(best, "onednn bf16")
+    # another algorithm than the usual one, chosen by its measured cost, computes in float32
+    least = 0.0 if planned is not None and planned.algorithms else 1e-5
+    for precision, low, high in ((BF16, least, 2 * ROUNDING), (FLOAT32, 0.0, 1e-5)):
         error = relative_error(taso.compile(best, "onednn", 1, precision)(feeds)[name], wanted[name])
         assert low <= error < high
     assert choices_of(best, "onednn") is None, "a plan made for one precision is no plan for the other"
