@@ -28,7 +28,6 @@ from taso.rules import build
 from taso.rules.collection import equations, is_equation, library, read
 from taso.rules.expression import show
 from taso.rules.pattern import Rule, Status
-from taso.rules.verifier import SECONDS
 from taso.verdicts import Numbered, Verdict, named, shortened
 
 _LISTED = (
@@ -86,7 +85,7 @@ def _add_verify(actions: Commands[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.add_argument("--sample", type=whole(1), metavar="N", help="only N rules of each file, always the same ones")
     parser.add_argument(
-        "--seconds", type=_seconds, default=SECONDS, help="time allowed for each proof (default: %(default)g)"
+        "--seconds", type=_seconds, default=build.PATIENCE, help="time allowed for each proof (default: %(default)g)"
     )
     add_workers(parser)
     parser.add_argument("--quick", action="store_true", help="leave the trials of what is proved out")
