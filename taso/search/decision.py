@@ -52,7 +52,7 @@ LEAST_GAIN = 1e-4
 
 PROMISING = 0.01
 """Share of the summed kernel costs that a graph must save for it to be timed for longer, and again in a later call,
-where a contest leaves open whether it is faster than the original."""
+where a contest leaves open whether it is faster than the original and nothing else is."""
 
 NEARLY = (0.002, 0.02)
 """Shares of the best cost: the shortest way to a graph that costs at most so much more is a finalist, too."""
@@ -434,10 +434,11 @@ def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, origina
             timing.quartiles = settings.database.spread(device, f"{first}{together}", name)
     else:
         timings = _timed(graph, found, settings, original.cost)
-        for finalist, name, t in zip(found, names, timings, strict=True):
-            if not t.decided and _promises(finalist, original.cost):
-                # the machine may be quieter when it is asked again
-                continue
+        # where none is faster for sure and one should be, the machine may be quieter when it is asked again
+        left_open = not any(t.faster for t in timings) and any(
+            not t.decided and _promises(f, original.cost) for f, t in zip(found, timings, strict=True)
+        )
+        for name, t in () if left_open else zip(names, timings, strict=True):
             settings.database.keep_verdict(device, f"{first}{together}", name, (t.original, t.best, t.low, t.high))
             if t.quartiles is not None:
                 settings.database.keep_spread(device, f"{first}{together}", name, t.quartiles)

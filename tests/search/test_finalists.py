@@ -165,6 +165,23 @@ def test_what_a_contest_left_open_is_timed_again_where_it_promises_something(
     assert (transposes(best) == 0) == taken == bool(report.rewrites)
 
 
+def test_a_contest_that_one_of_several_wins_is_not_held_again_for_those_that_it_leaves_open(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[list[verify.Timing]] = []
+
+    def mixed(*given: object) -> list[verify.Timing]:
+        held.append([verify.Timing(1.0, 0.99, 0.9, 1.1), verify.Timing(1.0, 0.5, 1.9, 2.1)])
+        return held[-1]
+
+    monkeypatch.setattr(decision, "contest", mixed)
+    backend = TimedBackend(clock, lambda g: 1.0)
+    for _ in range(2):
+        best, report = decided(backend, tmp_path, chain())
+        assert transposes(best) == 1 and len(report.finalists) == 2
+    assert len(held) == 1
+
+
 def test_programs_that_run_too_long_are_not_timed_for_longer(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
