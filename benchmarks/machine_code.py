@@ -67,6 +67,9 @@ LAYERS = (
     Layer("EfficientNet-B0, depthwise", (1, 240, 28, 28), 240, 5, 1, 240),
     Layer("MobileNetV2, depthwise", (1, 144, 56, 56), 144, 3, 1, 144),
     Layer("NasNet-A, depthwise", (1, 168, 42, 42), 168, 7, 1, 168),
+    Layer("ResNeXt-50, in groups", (1, 128, 56, 56), 128, 3, 1, 32),
+    Layer("ResNeXt-50, in groups", (1, 512, 14, 14), 512, 3, 1, 32),
+    Layer("ResNeXt-50, in groups", (1, 1024, 14, 14), 1024, 3, 2, 32),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,3 +74,26 @@ class Backend(Protocol):
     def compile(self, graph: Graph, threads: int | None = None) -> Executable:
         """A program for `graph`; raises `BackendError` where it cannot be built."""
         ...
+
+
+@runtime_checkable
+class Surrounded(Protocol):
+    """What a backend has beside whose costs depend on the model that a kernel is in."""
+
+    def in_model(self, reads: int) -> Backend:
+        """The same backend, with the costs of kernels in a model whose weights have so many bytes."""
+        ...
+
+    def cost_key(self, kernel: Kernel) -> str:
+        """What the cost of a kernel is kept by: its own key, and what else decides about it in such a model."""
+        ...
+
+
+def in_model(backend: Backend, reads: int) -> Backend:
+    """`backend` with the costs of kernels in a model whose weights have `reads` bytes, where these depend on that."""
+    return backend.in_model(reads) if isinstance(backend, Surrounded) else backend
+
+
+def cost_key(backend: Backend, kernel: Kernel) -> str:
+    """What the cost of a kernel on `backend` is kept by."""
+    return backend.cost_key(kernel) if isinstance(backend, Surrounded) else kernel.key

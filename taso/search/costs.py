@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from taso.backends.base import Backend
+from taso.backends.base import Backend, cost_key
 from taso.backends.costs import CostDatabase
-from taso.backends.lowering import IN_TURN, Kernel, in_parts
+from taso.backends.lowering import BLOCKED, IN_TURN, LAST, Kernel, Operand, in_parts
 from taso.backends.reference import ReferenceBackend
+from taso.graph.operator import Trait
 from taso.search.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ class CostModel:
         return share * sum(self.kernel(part) for part in in_parts(kernel))
 
     def _stored(self, kernel: Kernel) -> float:
-        stored = self.database.cost(self._device, kernel.key)
+        key = cost_key(self.backend, kernel)
+        stored = self.database.cost(self._device, key)
         if stored is not None:
             self.known += 1
             return stored
@@ -107,8 +109,8 @@ class CostModel:
             return seconds
         self.measured += 1
         if self.trace is not None:
-            self.trace(f"measured {seconds * 1e3:.4f} ms  {kernel.key}")
-        return self.database.keep_cost(self._device, kernel.key, seconds)
+            self.trace(f"measured {seconds * 1e3:.4f} ms  {key}")
+        return self.database.keep_cost(self._device, key, seconds)
 
     def _asked(self, kernel: Kernel) -> float:
         try:
@@ -118,3 +120,65 @@ class CostModel:
             self.failures[kernel.key] = str(error) or type(error).__name__
             log.warning("a kernel could not be measured: %s (%s)", kernel.key, error)
             return ReferenceBackend().measure(kernel) if self.lenient else PENALTY
+
+
+@dataclass
+class PlannedCosts:
+    """Costs of kernels as a plan has them, which chooses layouts and algorithms when the search is over.
+
+    A kernel costs what `model` says, times what the best way takes of the usual one where its anchor stands alone: the
+    ways are measured once for all that may stand behind it.
+    """
+
+    model: CostModel
+    clock: Clock = field(init=False)
+    _shares: dict[Kernel, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = self.model.clock
+
+    @property
+    def device(self) -> str:
+        """The model's, and that costs are a plan's."""
+        return f"{self.model.device}; planned"
+
+    def kernel(self, kernel: Kernel) -> float:
+        """Seconds of one run."""
+        usual = self.model.kernel(kernel)
+        alone = anchor_alone(kernel) if WORTHWHILE <= usual < PENALTY else None
+        if alone is None:
+            return usual
+        if alone not in self._shares:
+            self._shares[alone] = self._share(alone)
+        return usual * self._shares[alone]
+
+    def _share(self, alone: Kernel) -> float:
+        """What part of its usual time an anchor takes in the best way."""
+        lowering, model = self.model.backend.lowering, self.model
+        placed = dict.fromkeys((alone, with_channels_last(alone)))
+        if not any(map(lowering.algorithms, placed)):
+            return 1.0
+        return min(1.0, *(model.cheapest(k)[0] / model.kernel(alone) for k in placed))
+
+
+def anchor_alone(kernel: Kernel) -> Kernel | None:
+    """The kernel of an anchor without what stands behind it; None where it has none, or several."""
+    step = kernel.anchor
+    if step is None or kernel.chained or kernel.algorithm or step.op.has(Trait.ELEMENTWISE):
+        return None
+    if len(kernel.steps) == 1:
+        return kernel
+    given = list(dict.fromkeys(i for i in step.inputs if i is not None))
+    types = [None if i is None else kernel.operands[i].type for i in step.inputs]
+    result = replace(kernel.results[0], type=step.op.types_of(types, step.attrs)[0])
+    first = replace(step, inputs=tuple(None if i is None else given.index(i) for i in step.inputs))
+    return Kernel(tuple(kernel.operands[i] for i in given), (first,), (result,))
+
+
+def with_channels_last(kernel: Kernel) -> Kernel:
+    """The kernel with its channels last wherever they are in blocks."""
+
+    def last(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+        return tuple(replace(o, layout=LAST) if o.layout == BLOCKED else o for o in operands)
+
+    return replace(kernel, operands=last(kernel.operands), results=last(kernel.results))

@@ -124,7 +124,7 @@ def _candidates(graph: Graph, outcome: Outcome, settings: Settings) -> Iterator[
     if not outcome.path:
         return
     yield outcome.path, outcome.best
-    if not settings.never_slower or not settings.backend.measures or _weight_bytes(graph) > MOST_WEIGHTS:
+    if not settings.never_slower or not settings.backend.measures or weight_bytes(graph) > MOST_WEIGHTS:
         return
     states = _walked(outcome)
     taken = {len(outcome.path)}
@@ -160,7 +160,8 @@ def _made(
     return Finalist(to_graph(state, graph, classes, type(graph), order), path, state)
 
 
-def _weight_bytes(graph: Graph) -> int:
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of all weights as they are in memory, those of bodies left aside."""
     weights = (n.attrs.get("data") for n in graph.nodes)
     return sum(w.type.nbytes for w in weights if isinstance(w, Weight) and w.type.static)
 
@@ -220,7 +221,7 @@ def decide(graph: Graph, found: Sequence[Finalist], settings: Settings, original
         return _taken(graph, chosen, settings, report)
     try:
         with settings.clock("racing"):
-            ranked = _ranked(graph, found, settings, original)
+            ranked = _ranked(graph, found, settings, original, report.cost_before / 1e3)
     except KeyboardInterrupt:
         report.decision = f"{_what(chosen)}; interrupted before the whole graph was measured"
         return _taken(graph, chosen, settings, report)
@@ -416,8 +417,13 @@ def tell_memory(graph: Graph, best: Graph, settings: Settings, report: Report) -
         report.messages.append(f"{missed}: nothing lower was found than {shown(after)}")
 
 
-def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, original: State) -> list[Finalist]:
-    """Times the finalists against the original, or takes stored verdicts; gives them with the fastest first."""
+def _ranked(
+    graph: Graph, found: Sequence[Finalist], settings: Settings, original: State, cost: float
+) -> list[Finalist]:
+    """Times the finalists against the original, or takes stored verdicts; gives them with the fastest first.
+
+    `cost` is what the original costs as it runs.
+    """
     device = settings.backend.device_key()
     sizes = ",".join(f"{k}={v}" for k, v in sorted(settings.sizes.items()))
     # the original may have a plan from an earlier search; the threads may be other than those the backend measures at
@@ -433,10 +439,10 @@ def _ranked(graph: Graph, found: Sequence[Finalist], settings: Settings, origina
         for name, timing in zip(names, timings, strict=True):
             timing.quartiles = settings.database.spread(device, f"{first}{together}", name)
     else:
-        timings = _timed(graph, found, settings, original.cost)
+        timings = _timed(graph, found, settings, cost)
         # where none is faster for sure and one should be, the machine may be quieter when it is asked again
         left_open = not any(t.faster for t in timings) and any(
-            not t.decided and _promises(f, original.cost) for f, t in zip(found, timings, strict=True)
+            not t.decided and _promises(f, cost) for f, t in zip(found, timings, strict=True)
         )
         for name, t in () if left_open else zip(names, timings, strict=True):
             settings.database.keep_verdict(device, f"{first}{together}", name, (t.original, t.best, t.low, t.high))
@@ -477,4 +483,4 @@ def _timed(graph: Graph, found: Sequence[Finalist], settings: Settings, cost: fl
     return timings
 
 
-__all__ = ["Finalist", "bound_graph", "decide", "finalists", "needs_of", "peak", "tell_memory"]
+__all__ = ["Finalist", "bound_graph", "decide", "finalists", "needs_of", "peak", "tell_memory", "weight_bytes"]

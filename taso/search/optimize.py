@@ -10,9 +10,11 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from taso.backends.base import Backend, cost_key, in_model
 from taso.backends.lowering import Kernel, choices_of, is_view, with_wholes
 from taso.graph.errors import GraphError, InputError, TasoError
 from taso.graph.graph import Graph, Value
+from taso.graph.onnx_bodies import body_labels
 from taso.graph.onnx_shapes import fold_shapes, freeze
 from taso.graph.types import Dim, SymDim, symbols_of
 from taso.rules.matcher import Matcher
@@ -21,8 +23,8 @@ from taso.search.backtracking import Limits, Outcome, Progress, Taken
 from taso.search.bodies import optimize_bodies
 from taso.search.checkpoint import Checkpoint, Unfit
 from taso.search.clock import Clock
-from taso.search.costs import CostModel
-from taso.search.decision import bound_graph, decide, finalists, needs_of, tell_memory
+from taso.search.costs import CostModel, PlannedCosts
+from taso.search.decision import bound_graph, decide, finalists, needs_of, tell_memory, weight_bytes
 from taso.search.explain import Explainer, Names, Question, questions
 from taso.search.frugal import frugal
 from taso.search.picturing import before_and_after
@@ -55,12 +57,13 @@ pictures; "searching" is what the search does besides."""
 
 @dataclass
 class Prepared:
-    """A graph in a store, with its cost."""
+    """A graph in a store, with its cost: that of the state, which may be a plan's, and the `usual` one."""
 
     state: State
     classes: dict[Value, int]
     costs: CostModel
     sizes: dict[str, Dim]
+    usual: float
 
 
 def usable(
@@ -128,8 +131,8 @@ def _bind(name: str, dim: Dim, size: int, sizes: dict[str, int]) -> None:
             raise InputError(f"input_shapes gives the dimension '{dim.symbol}' two sizes, {known} and {size}")
 
 
-def prepare(graph: Graph, settings: Settings) -> Prepared:
-    """Puts `graph` into a store and costs it, kernel by kernel."""
+def prepare(graph: Graph, settings: Settings, planned: bool = False) -> Prepared:
+    """Puts `graph` into a store and costs it, kernel by kernel; `planned`: as a plan will have it, further on, too."""
     sizes: dict[str, Dim] = dict(settings.sizes)
     trace = print if settings.print_measurements else None
     costs = CostModel(settings.backend, settings.database, trace, clock=settings.clock, algorithms=settings.algorithms)
@@ -137,13 +140,23 @@ def prepare(graph: Graph, settings: Settings) -> Prepared:
     setting = Setting(store, settings.backend.lowering, costs)
     classes, nodes = load(store, graph)
     costs.lenient = True
-    state = initial_state(setting, nodes, [classes[v] for _, v in graph.outputs])
+    outputs = [classes[v] for _, v in graph.outputs]
+    state = initial_state(setting, nodes, outputs)
+    usual = state.cost
+    if planned:
+        state = initial_state(Setting(store, settings.backend.lowering, PlannedCosts(costs)), nodes, outputs)
     costs.lenient = False
-    return Prepared(state, classes, costs, sizes)
+    return Prepared(state, classes, costs, sizes, usual)
+
+
+def _for_plans(settings: Settings) -> bool:
+    """Whether what the search finds is planned with all algorithms that there are."""
+    return settings.plan and settings.backend.plans and settings.algorithms
 
 
 def cost(graph: Graph, settings: Settings) -> float:
     """Seconds of one inference as the sum of the kernels that a program of the graph launches."""
+    settings = replace(settings, backend=_backend_for(graph, settings))
     graph = with_wholes(graph, settings.backend.lowering)
     bound = bound_graph(graph, settings) if settings.backend.plans else None
     if bound is None:
@@ -151,6 +164,13 @@ def cost(graph: Graph, settings: Settings) -> float:
     trace = print if settings.print_measurements else None
     costs = CostModel(settings.backend, settings.database, trace, clock=settings.clock, lenient=True)
     return cost_of(bound, settings.backend.lowering, costs, choices_of(graph, settings.backend.name))
+
+
+def _backend_for(graph: Graph, settings: Settings) -> Backend:
+    """The backend with the costs of kernels in this model; of one that has bodies it is not known what it reads."""
+    if any(body_labels(node) for node in graph.operators):
+        return settings.backend
+    return in_model(settings.backend, weight_bytes(graph))
 
 
 def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
@@ -161,6 +181,7 @@ def optimize(graph: Graph, settings: Settings) -> tuple[Graph, Report]:
     """
     started, given = time.perf_counter(), graph
     settings = replace(settings, clock=Clock(), limits=settings.limits.from_now())
+    settings = replace(settings, backend=_backend_for(graph, settings))
     report = Report(settings.backend.name, settings.backend.device_key())
     try:
         settings.watch.enter("preparing")
@@ -201,7 +222,9 @@ def _picture(given: Graph, best: Graph, settings: Settings, report: Report) -> N
     device = backend.device_key()
 
     def known(kernel: Kernel) -> float | None:
-        return settings.database.cost(device, kernel.key) if backend.measures else backend.measure(kernel)
+        if not backend.measures:
+            return backend.measure(kernel)
+        return settings.database.cost(device, cost_key(backend, kernel))
 
     try:
         with settings.clock("drawing"):
@@ -275,7 +298,7 @@ def _optimized(graph: Graph, settings: Settings, report: Report) -> Graph:
 def _best(graph: Graph, settings: Settings, report: Report) -> Graph:
     started = time.perf_counter()
     with settings.clock("preparing"), busy("costing the graph", settings.progress):
-        prepared = prepare(graph, settings)
+        prepared = prepare(graph, settings, _for_plans(settings))
     names = Names(graph, prepared.classes, prepared.state)
     asked = questions(settings.explain, names, settings.rules)
     report.costs_are_measured = settings.backend.measures
@@ -300,6 +323,7 @@ def _best(graph: Graph, settings: Settings, report: Report) -> Graph:
             left = _left(settings.limits.time_limit, started)
             found = finalists(graph, outcome, prepared.classes, prepared.costs, settings, report, left)
         _tell_costs(report, prepared)
+        report.cost_after = min([f.cost for f in found], default=prepared.usual) * 1e3
         if not found:
             report.decision = _nothing_found(limits, outcome, settings)
             return graph
@@ -330,7 +354,7 @@ def _searched(
     except Unfit as reason:
         # what it had put into the store by then must not change the numbers of a new beginning
         keeper.refuse(reason)
-        prepared = prepare(graph, settings)
+        prepared = prepare(graph, settings, _for_plans(settings))
         outcome = replace(search, initial=prepared.state).run(settings.search)
     report.resumed = keeper.resumed
     report.messages += keeper.messages
@@ -386,8 +410,8 @@ def _nothing_found(limits: Limits, outcome: Outcome, settings: Settings) -> str:
 
 def _describe(report: Report, prepared: Prepared, outcome: Outcome, names: Names, seconds: float) -> None:
     statistics = outcome.statistics
-    report.cost_before = outcome.initial.cost * 1e3
-    report.cost_after = outcome.best.cost * 1e3
+    report.cost_before = prepared.usual * 1e3
+    report.cost_after = outcome.best.cost * 1e3 if outcome.path else report.cost_before
     report.kernels_before = kernel_count(outcome.initial)
     report.kernels_after = kernel_count(outcome.best)
     report.rewrites = [_rewrite(t, outcome.initial, names) for t in outcome.path]

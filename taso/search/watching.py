@@ -26,7 +26,8 @@ class Progress:
 
     `phase` is "preparing", "searching", "planning", "comparing" or "done", `seconds` have passed since the call. The
     counts are those of the search that runs: `expanded` graphs of at most `budget`, `candidates` looked at. Costs are
-    in milliseconds, of the original and of the best graph so far; None until they are known.
+    in milliseconds, of the original and of the best graph so far, as the search counts them: where plans are made
+    behind it, by the best layouts and algorithms. None until they are known.
     """
 
     phase: str

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from taso.backends.base import Surrounded
 from taso.backends.lowering import PLAIN, Kernel, Operand, Step
 from taso.backends.onednn import measuring
 from taso.backends.onednn.backend import OneDNNBackend
 from taso.backends.onednn.measuring import Sweeps, measured, timed
+from taso.backends.reference import ReferenceBackend
 from taso.graph.errors import BackendError
 from taso.graph.operator import Attrs
 from taso.graph.ops.elementwise import RELU
@@ -83,7 +85,33 @@ def matmul(weights: int) -> Kernel:
 
 @pytest.mark.parametrize(("weights", "swept"), [(1 << 12, 8), (1 << 18, 16), (1 << 20, 64), (1 << 23, 128)])
 def test_more_is_read_before_a_kernel_of_more_weights(weights: int, swept: int) -> None:
-    assert measuring._swept_before(matmul(weights)) == swept << 20
+    assert measuring.swept_before(matmul(weights)) == swept << 20
+
+
+@pytest.mark.parametrize(
+    ("reads", "swept"), [(0, 8), (1 << 20, 8), (14 << 20, 16), (17 << 20, 16), (30 << 20, 32), (100 << 20, 64)]
+)
+def test_no_more_is_read_before_a_kernel_than_the_model_reads_beside_its_weights(reads: int, swept: int) -> None:
+    assert measuring.swept_before(matmul(1 << 20), reads) == swept << 20
+    # what are its own weights is not read before
+    assert measuring.swept_before(matmul(8 << 20), 17 << 20) == 8 << 20
+
+
+def test_costs_in_a_model_that_reads_little_are_kept_by_themselves() -> None:
+    backend, kernel = OneDNNBackend(1), matmul(1 << 20)
+    small, large = backend.in_model(17 << 20), backend.in_model(1 << 30)
+    assert backend.cost_key(kernel) == large.cost_key(kernel) == kernel.key != small.cost_key(kernel)
+    assert small.cost_key(matmul(1 << 12)) == matmul(1 << 12).key, "so much is read before it in any model"
+    assert isinstance(backend, Surrounded) and not isinstance(ReferenceBackend(), Surrounded)
+
+
+def test_a_kernel_is_measured_behind_what_its_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    of = Sweeps.of
+    monkeypatch.setattr(Sweeps, "of", lambda self, size: asked.append(size) or of(self, size))
+    for backend in (OneDNNBackend(1), OneDNNBackend(1).in_model(17 << 20)):
+        assert backend.measure(matmul(1 << 20)) > 0
+    assert asked == [64 << 20, 16 << 20]
 
 
 def test_a_sweep_reads_all_that_it_is_to_read() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 from searching import FormulaBackend, random_graph
 
@@ -44,6 +45,19 @@ class Counting(FormulaBackend):
         return super().measure(kernel) * self.factor
 
 
+class Surrounded(Counting):
+    """Its kernels cost the same, but are kept by what the model reads."""
+
+    reads = 0
+
+    def in_model(self, reads: int) -> Surrounded:
+        self.reads = reads
+        return self
+
+    def cost_key(self, kernel: Kernel) -> str:
+        return f"{kernel.key} of {self.reads}"
+
+
 def optimized(graph: taso.Graph, backend: FormulaBackend, cache: CostDatabase, **more: object) -> taso.Graph:
     settings = Settings(backend, usable(library()), cache, verify=False, **more)  # type: ignore[arg-type]  # fields
     settings.limits.budget = 10
@@ -57,6 +71,39 @@ def optimized(graph: taso.Graph, backend: FormulaBackend, cache: CostDatabase, *
 
 def bytes_of(graph: taso.Graph) -> bytes:
     return taso.export_onnx(graph).SerializeToString(deterministic=True)
+
+
+def test_costs_are_those_of_the_model_that_is_optimized(tmp_path: Path) -> None:
+    cache = CostDatabase(tmp_path)
+
+    def graph(columns: int) -> taso.Graph:
+        made = taso.new_graph()
+        product = made.matmul(made.new_input(dims=(4, 8)), made.new_weight(dims=(8, columns)))
+        made.relu(made.relu(made.transpose(product, (1, 0), shuffle=True)))
+        return made
+
+    for columns in (16, 24):
+        backend = Surrounded()
+        optimized(graph(columns), backend, cache)
+        assert backend.reads == 4 * 8 * columns and backend.count > 0
+        again = Surrounded()
+        assert optimized(graph(columns), again, cache).report.kernels_measured == again.count == 0
+        assert search.cost(graph(columns), Settings(again, (), cache)) > 0 and again.count == 0
+
+
+def test_what_a_model_with_bodies_reads_is_not_known(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> choosing (bool on, float[4, 8] x) => (float[4, 8] y)
+    <float[4, 8] w = {%s}>
+    {
+        z = Add (x, w)
+        y = If (on) <
+            then_branch = more () => (float[4, 8] a) { a = Relu (z) },
+            else_branch = less () => (float[4, 8] b) { b = Neg (z) }
+        >
+    }"""
+    backend = Surrounded()
+    optimized(taso.load(onnx.parser.parse_model(text % ", ".join(["1.5"] * 32))), backend, CostDatabase(tmp_path))
+    assert backend.reads == 0
 
 
 # ── measured once ────────────────────────────────────────────────────────────────────────────────────────────────

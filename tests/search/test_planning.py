@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 from hypothesis import given
-from searching import FUZZ, SEEDS, FormulaBackend, database, random_graph, random_inputs
+from searching import FUZZ, SEEDS, FormulaBackend, by_id, database, random_graph, random_inputs
 
 import taso
 from taso.backends.lowering import BLOCKED, LAST, PLAIN, Choices, Fusion, Kernel, Layouts, Lowering, lower, structure
@@ -23,8 +23,10 @@ from taso.graph.graph import Node
 from taso.graph.onnx_shapes import freeze
 from taso.graph.types import DType, SymDim, TensorType
 from taso.search import integer
-from taso.search.costs import CostModel
+from taso.search import optimize as search
+from taso.search.costs import CostModel, PlannedCosts, anchor_alone, with_channels_last
 from taso.search.planning import _Option, _Planner, cost_of, plan
+from taso.search.settings import Settings
 from taso.search.verify import relative_error
 
 try:
@@ -289,6 +291,83 @@ def test_no_other_algorithm_is_chosen_where_none_may_be() -> None:
     backend = TwoWays()
     found = plan(convolution(), backend.lowering, CostModel(backend, database()))
     assert found.choices is None or not found.choices.algorithms
+
+
+# ── what a search expects of plans ───────────────────────────────────────────────────────────────────────────────
+
+
+class LastIsQuick(DrawnBackend):
+    """A second way to compute a convolution, where channels are last: it takes a tenth. All is counted."""
+
+    plans = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lowering = Lowering(Layouts(16), Fusion(), _where_last)
+        self.asked: list[Kernel] = []
+
+    def measure(self, kernel: Kernel) -> float:
+        self.asked.append(kernel)
+        anchor = next(iter(kernel.steps), None)
+        usual = 1e-3 * (1 + len(kernel.steps)) if anchor is not None and anchor.op.name == "Conv" else 1e-5
+        return usual / 10 if kernel.algorithm else usual
+
+
+def _where_last(kernel: Kernel) -> tuple[str, ...]:
+    conv = kernel.anchor is not None and kernel.anchor.op.name == "Conv"
+    return ("last",) if conv and {o.layout for o in (kernel.operands[0], *kernel.results)} == {LAST} else ()
+
+
+def with_steps(*behind: str) -> taso.Graph:
+    graph = taso.new_graph()
+    # more channels than a block: of one block they are last
+    x, weight = graph.new_input(dims=(1, 32, 6, 6)), graph.new_weight(dims=(32, 32, 3, 3))
+    value = graph.conv2d(input=x, weight=weight, strides=(1, 1), padding="SAME")
+    for name in behind:
+        other = graph.new_input(dims=(1, 32, 6, 6))
+        value = graph.add(value, other) if name == "add" else getattr(graph, name)(value)
+    graph.set_outputs([("y", value)])
+    return graph
+
+
+def kernel_of(graph: taso.Graph, backend: LastIsQuick) -> Kernel:
+    return next(j.kernel for j in lower(graph, backend.lowering).jobs if j.kernel.anchor is not None)
+
+
+def test_a_search_costs_kernels_by_the_best_way_of_their_anchors() -> None:
+    backend = LastIsQuick()
+    costs = PlannedCosts(CostModel(backend, database(), algorithms=True))
+    kernels = [kernel_of(with_steps(*steps), backend) for steps in ((), ("relu",), ("add", "relu"))]
+    assert [len(k.steps) for k in kernels] == [1, 2, 3]
+    for kernel in kernels:
+        assert costs.kernel(kernel) == pytest.approx(backend.measure(kernel) / 10)
+    ways = [k for k in backend.asked if k.algorithm]
+    assert len(ways) == 1 and len(ways[0].steps) == 1, "measured once for all that stands behind it"
+    graph = taso.new_graph()
+    graph.relu(graph.new_input(dims=(1, 32, 6, 6)))
+    assert costs.kernel(kernel_of(graph, backend)) == 1e-5
+
+
+def test_an_anchor_alone_reads_what_it_computes_from_alone() -> None:
+    backend = LastIsQuick()
+    whole = kernel_of(with_steps("add", "relu"), backend)
+    alone = anchor_alone(whole)
+    assert alone == kernel_of(with_steps(), backend) and anchor_alone(alone) == alone
+    assert anchor_alone(replace(whole, algorithm="last")) is None
+    assert anchor_alone(replace(whole, steps=())) is None
+    last = with_channels_last(whole)
+    assert {o.layout for o in (last.operands[0], *last.results)} == {LAST}
+
+
+def test_a_report_tells_what_the_original_costs_as_it_runs_and_the_result_by_its_plan() -> None:
+    backend, graph = LastIsQuick(), with_steps("relu", "relu")
+    settings = Settings(backend, [by_id()["drop-transpose"]], database())
+    usual = search.cost(graph, settings)
+    prepared = search.prepare(graph, settings, planned=True)
+    assert prepared.usual == pytest.approx(usual, rel=1e-3) and prepared.state.cost < usual / 5
+    best, report = search.optimize(graph, settings)
+    assert report.cost_before == pytest.approx(usual * 1e3, rel=1e-3)
+    assert report.cost_after == pytest.approx(search.cost(best, settings) * 1e3, rel=1e-3) and best.plans
 
 
 def test_a_plan_moves_along_with_copies_of_its_graph() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from functools import partial
@@ -11,11 +12,11 @@ import numpy as np
 
 from taso.backends.base import checked_threads
 from taso.backends.lowering import BF16, FLOAT32, INT8, Kernel, Layouts, Lowering, is_view, none_chained
-from taso.backends.onednn.coded import code_runs
+from taso.backends.onednn.coded import isa_here
 from taso.backends.onednn.executor import Program, name_of, threads_in_force
 from taso.backends.onednn.kernels import KERNEL_FORMAT, WHOLE, OneDNNFusion, ways
 from taso.backends.onednn.library import library
-from taso.backends.onednn.measuring import METHOD, Sweeps, measured
+from taso.backends.onednn.measuring import METHOD, Sweeps, measured, swept_before
 from taso.backends.onednn.narrow import NARROW_FORMAT, NarrowLowering
 from taso.backends.onednn.needs import overwritable, runs_chain, scratch_of
 from taso.backends.onednn.qdq_groups import IntegerLayouts, IntegerLowering, multiplies_integers
@@ -44,6 +45,7 @@ class OneDNNBackend:
         self._library = library()
         self.name = name_of(checked_precision(precision, self._library.isa))
         self._sweeps = Sweeps()
+        self._reads: int | None = None
         self.threads = checked_threads(threads) if threads is not None else self._library.get_max_threads()
         # vectors of 16 floats, or 8: a block of channels is one
         block = 16 if self._library.isa.startswith("avx512") else 8
@@ -67,7 +69,7 @@ class OneDNNBackend:
         parts = (
             processor(), self._library.isa, f"oneDNN {self._library.version_string}", f"{self.threads} threads",
             f"block {self.lowering.layouts.block}", f"kernels {KERNEL_FORMAT}", f"measured {METHOD}",
-            *(["machine code"] if code_runs() else []),
+            *(["machine code"] if isa_here() is not None else []),
             *([] if self.lowering.precision == FLOAT32 else [self.lowering.precision]),
             *([f"stored {NARROW_FORMAT}"] if self.lowering.precision == BF16 else []),
         )  # fmt: skip
@@ -88,7 +90,18 @@ class OneDNNBackend:
         if any(s.op.has(Trait.OPAQUE) for s in kernel.steps) or not all(map(_measurable, tensors)):
             return ReferenceBackend().measure(kernel)
         with threads_in_force(self._library, self.threads), np.errstate(all="ignore"):
-            return measured(kernel, self.lowering, self._sweeps)
+            return measured(kernel, self.lowering, self._sweeps, self._reads)
+
+    def in_model(self, reads: int) -> OneDNNBackend:
+        """The same backend, with the costs of kernels in a model whose weights have so many bytes."""
+        found = copy.copy(self)
+        found._reads = reads
+        return found
+
+    def cost_key(self, kernel: Kernel) -> str:
+        """The kernel's key, and how much was read before it where the model reads less than models mostly do."""
+        swept = swept_before(kernel, self._reads)
+        return kernel.key if swept == swept_before(kernel) else f"{kernel.key} behind {swept >> 20} MiB"
 
     def check(self, graph: Graph) -> None:
         """Raises `BackendError` where the precision is "int8" and the graph has no product of integers."""

@@ -12,7 +12,9 @@ from taso.backends.lowering import PLAIN, Kernel, Layouts, Step
 from taso.backends.onednn.attributes import EltwisePostOp
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import Block, Place, layouts_alike
+from taso.backends.onednn.primitives import Unimplemented
 from taso.backends.onednn.recipe import Recipe
+from taso.backends.x86.assembler import AVX2, AVX512, Isa
 from taso.backends.x86.code import runs_here
 from taso.backends.x86.functions import Function, knows
 from taso.backends.x86.launch import Coded, CodeLaunch
@@ -22,9 +24,21 @@ from taso.graph.types import DType
 _MOST_POSTS = 16
 
 
-def code_runs() -> bool:
-    """Whether machine code for AVX-512 runs here, and oneDNN was not told to do without."""
-    return "avx512" in library().isa and bool(library().parallel_address) and runs_here()
+def isa_here() -> Isa | None:
+    """The instructions that machine code is made of here, unless oneDNN is told to do without; None: there is none.
+    """
+    if not library().parallel_address or not runs_here():
+        return None
+    # oneDNN's own kernels for avx2 take FMA3 for granted, too
+    return next((isa for isa in (AVX512, AVX2) if library().isa.startswith(isa.name)), None)
+
+
+def needed_isa() -> Isa:
+    """The same where it was asked for; raises `Unimplemented` where there is none."""
+    isa = isa_here()
+    if isa is None:
+        raise Unimplemented("no machine code runs here")
+    return isa
 
 
 class Host(Protocol):
@@ -125,4 +139,4 @@ def _posts(host: Host, step: Step, axis: int) -> list[Planned] | None:
     return None
 
 
-__all__ = ["Host", "Planned", "Taken", "bias_of", "code_runs", "launch", "take"]
+__all__ = ["Host", "Planned", "Taken", "bias_of", "isa_here", "launch", "needed_isa", "take"]

@@ -35,6 +35,7 @@ from taso.backends.onednn import (
     channelwise,
     contraction,
     depth_first,
+    direct,
     panels,
     qdq_kernels,
     quantized,
@@ -74,6 +75,9 @@ from taso.graph.ops.reduction import reduced_axes
 from taso.graph.types import DType, TensorType
 
 log = logging.getLogger(__name__)
+
+_BY_CODE = {module.NAME: module for module in (panels, channelwise, direct)}
+"""Algorithms that are machine code of our own."""
 
 KERNEL_FORMAT = 8
 """Raised whenever kernels change so much that costs measured before no longer hold."""
@@ -296,8 +300,8 @@ def ways(kernel: Kernel, layouts: Layouts, precision: str) -> tuple[str, ...]:
         return other
     if other:
         return *other, *winograd.algorithms(kernel)
-    by_code = panels.algorithms(kernel, layouts) + channelwise.algorithms(kernel, layouts)
-    return winograd.algorithms(kernel) + by_code
+    by_code = (name for module in _BY_CODE.values() for name in module.algorithms(kernel, layouts))
+    return (*winograd.algorithms(kernel), *by_code)
 
 
 @dataclass(frozen=True)
@@ -623,9 +627,9 @@ class _Designer:
         if self.kernel.chained:
             return self.in_bands()
         step, followers = self.kernel.steps[0], self.kernel.steps[1:]
-        if self.kernel.algorithm in (panels.NAME, channelwise.NAME):
-            build = panels.build if self.kernel.algorithm == panels.NAME else channelwise.build
-            return self.share(build(self, step, followers), "product")
+        by_code = _BY_CODE.get(self.kernel.algorithm)
+        if by_code is not None:
+            return self.share(by_code.build(self, step, followers), "product")
         if step.op.name in MOVING and any(o.narrow != self.out.narrow for o in self.kernel.operands if not o.constant):
             if step.op.name not in ("Concat", "Split", "Slice", "Transpose"):
                 return self.reshape(step, followers)

@@ -7,6 +7,7 @@ memory and by a write of what it computes from, both by oneDNN on the threads th
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import threading
@@ -44,11 +45,12 @@ _NEAR = 1.02
 Bytes = NDArray[np.uint8]
 
 
-def measured(kernel: Kernel, lowering: Lowering, sweeps: Sweeps) -> float:
+def measured(kernel: Kernel, lowering: Lowering, sweeps: Sweeps, reads: int | None = None) -> float:
     """Seconds of one run on buffers of its own, filled with random numbers (the same each time).
 
-    The median of single runs in such surroundings as a model has. Runs during which the system gave the
-    processor to others do not count while there are enough without; all ends after a bounded time.
+    The median of single runs in such surroundings as a model has, one whose weights have `reads` bytes where that is
+    given. Runs during which the system gave the processor to others do not count while there are enough without; all
+    ends after a bounded time.
     """
     supply = RandomSupply(kernel)
     recipe, shared = _recipe(kernel, lowering, supply)
@@ -58,7 +60,7 @@ def measured(kernel: Kernel, lowering: Lowering, sweeps: Sweeps) -> float:
         results[0] = operands[shared]
     scratch = [zeroed(size) for size in recipe.scratch]
     bound = recipe.bind(*([b.ctypes.data for b in blocks] for blocks in (operands, results, scratch)))
-    around = [sweeps.of(_swept_before(kernel))]
+    around = [sweeps.of(swept_before(kernel, reads))]
     if sum(b.nbytes for b in (*operands, *results)) <= _ROOM_BYTES:
         around += [_write(b, np.ones(b.nbytes, np.uint8)) for b in results if b.nbytes]
     for number, (block, operand) in enumerate(zip(operands, kernel.operands, strict=True)):
@@ -92,11 +94,16 @@ def _stored(operand: Operand, seed: int) -> Bytes:
 # ── surroundings ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _swept_before(kernel: Kernel) -> int:
+def swept_before(kernel: Kernel, reads: int | None = None) -> int:
+    """Bytes that are read before a kernel: of all the model's weights those that are not its own, at most."""
     weights = sum(o.type.nbytes for o in kernel.operands if o.constant)
     wanted = min(max(_WEIGHTS_SWEPT * weights, _LEAST_SWEPT), _MOST_SWEPT)
     # whole powers of two, so that there are few
-    return 1 << (wanted - 1).bit_length()
+    most = 1 << (wanted - 1).bit_length()
+    if reads is None:
+        return most
+    others = max(reads - weights, _LEAST_SWEPT)
+    return min(1 << round(math.log2(others)), most)
 
 
 class Sweeps:

@@ -15,25 +15,27 @@ import numpy as np
 
 from taso.backends.base import Array
 from taso.backends.lowering import LAST, PLAIN, Kernel, Layouts, Operand, Step
-from taso.backends.onednn.coded import Host, Planned, code_runs, launch, take
+from taso.backends.onednn.coded import Host, Planned, isa_here, launch, needed_isa, take
 from taso.backends.onednn.library import library
 from taso.backends.onednn.places import RESULT, Block, Place, layouts_alike
 from taso.backends.onednn.primitives import Unimplemented
 from taso.backends.onednn.winograd import second_level_cache
+from taso.backends.x86.assembler import Isa
 from taso.backends.x86.posts import ByColumn, ByElement
-from taso.backends.x86.products import Product, in_panels
+from taso.backends.x86.products import Product, in_panels, most_rows
 from taso.graph.ops.linear import conv_settings
 from taso.graph.types import DType
 
 NAME = "panels"
 
-_FEWEST_ROWS = 4
-"""Rows below which reading the weights takes all the time there is."""
+_FEWEST_ROWS, _SMALL = 4, 2 << 20
+"""Rows below which reading the weights takes all the time there is, if these have more bytes."""
 _LONGEST = 1024
 """Terms of a sum that are added up in one go."""
 _SHARE = 3
 """What part of the second-level cache the rows of a chunk may take, or their rows of the result with them."""
-_BLOCK = 14
+_LEAST_CHUNK = 28, 112
+"""Rows that a chunk has at least, where all weights stay in the cache and where they do not."""
 _ITEM = 4
 
 
@@ -41,9 +43,9 @@ _ITEM = 4
 
 
 def algorithms(kernel: Kernel, layouts: Layouts) -> tuple[str, ...]:
-    """`panels` where a kernel is a product with a constant matrix, and the processor has AVX-512."""
+    """`panels` where a kernel is a product with a constant matrix, and machine code runs here."""
     found = _problem(kernel, layouts)
-    return (NAME,) if found is not None and code_runs() else ()
+    return (NAME,) if found is not None and isa_here() is not None else ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def _problem(kernel: Kernel, layouts: Layouts) -> _Problem | None:
     if any(0 in t.static_shape for t in tensors):
         return None
     found = _conv(step, x, w, out, layouts) if step.op.name == "Conv" else _matrices(step, x, w, out, layouts)
-    if found is None or found.rows < _FEWEST_ROWS or not _is_addable(kernel, step, found.columns):
+    if found is None or found.rows < _FEWEST_ROWS and w.type.nbytes > _SMALL:
+        return None
+    if not _is_addable(kernel, step, found.columns):
         return None
     return found if Product(found.rows, found.inner, found.columns, found.inner, found.columns).fits else None
 
@@ -131,25 +135,25 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
 
     Raises `Unimplemented` where the kernel is none for it.
     """
-    problem = _problem(host.kernel, host.layouts)
-    if problem is None or not code_runs():
+    isa, problem = needed_isa(), _problem(host.kernel, host.layouts)
+    if problem is None:
         raise Unimplemented("there is no product by machine code for this kernel")
     planned = [_bias(host, step, problem)] if host.has(step, 2) else []
     axis = 1 if step.op.name == "Conv" else host.kernel.results[0].type.rank - 1
     taken = take(host, followers, axis)
-    parts = _launch(host, step, problem, [*planned, *taken.posts])
+    parts = _launch(host, step, problem, isa, [*planned, *taken.posts])
     host.behind(followers[taken.count :])
     # partial sums would overwrite what is yet to be added
     return taken.added if parts == 1 else frozenset()
 
 
-def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[Planned]) -> int:
+def _launch(host: Host, step: Step, problem: _Problem, isa: Isa, planned: Sequence[Planned]) -> int:
     """Launches the product, in as many parts of its sum as it returns."""
     given, weight = host.place(host.index(step, 0)), host.index(step, 1)
     threads = library().get_max_threads()
     count = -(-problem.inner // _LONGEST)
     length = -(-problem.inner // count)
-    chunk = _chunk(problem, length)
+    chunk = _chunk(problem, length, isa)
     # a vector that is added comes first, all else last
     vector = count > 1 and bool(planned) and planned[0].post == ByColumn("add")
     so_far = Planned(ByElement("add"), Place(RESULT))
@@ -163,23 +167,24 @@ def _launch(host: Host, step: Step, problem: _Problem, planned: Sequence[Planned
             own = [so_far, *(planned[vector:] if part == count - 1 else ())]
         product = Product(
             problem.rows, inner, problem.columns, problem.inner, problem.columns, tuple(p.post for p in own),
-            chunk=chunk, threads=threads,
+            chunk=chunk, threads=threads, isa=isa,
         )  # fmt: skip
         left = replace(given, offset=given.offset + start * _ITEM)
-        panels = _panels(host, step, weight, problem, start, inner)
+        panels = _panels(host, step, weight, problem, isa, start, inner)
         launch(host, product, (left, panels, Place(RESULT)), own)
     return count
 
 
-def _chunk(problem: _Problem, inner: int) -> int:
+def _chunk(problem: _Problem, inner: int, isa: Isa) -> int:
     """Rows that are multiplied with all columns before the next ones are: as many as stay in the cache."""
     cache = second_level_cache() // _SHARE
     weights = inner * problem.columns * _ITEM
     row = (inner + problem.columns if weights <= cache else inner) * _ITEM
-    return max(cache // row // _BLOCK, 2 if weights <= cache else 8) * _BLOCK
+    block = most_rows(isa)
+    return max(cache // row // block, -(-_LEAST_CHUNK[weights > cache] // block)) * block
 
 
-def _panels(host: Host, step: Step, index: int, problem: _Problem, start: int, inner: int) -> Place:
+def _panels(host: Host, step: Step, index: int, problem: _Problem, isa: Isa, start: int, inner: int) -> Place:
     """The rows of the second matrix from `start` on, in panels."""
     by_column = _by_column(step)
 
@@ -188,7 +193,7 @@ def _panels(host: Host, step: Step, index: int, problem: _Problem, start: int, i
         matrix = flat.reshape(problem.columns, -1).T if by_column else flat.reshape(-1, problem.columns)
         part = matrix[start : start + inner]
         scaled = part if problem.factor == 1 else part * np.float32(problem.factor)
-        return Block.of(in_panels(scaled[None]))
+        return Block.of(in_panels(scaled[None], isa))
 
     return host.constant(index, f"panels {by_column} {problem.factor!r} {start} {inner}", make)
 

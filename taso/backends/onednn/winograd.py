@@ -37,7 +37,7 @@ from taso.backends.lowering import LAST, Kernel, Operand, Step
 from taso.backends.onednn import coded
 from taso.backends.onednn import primitives as p
 from taso.backends.onednn.attributes import Attributes, BinaryPostOp, EltwisePostOp, PostOp, SumPostOp
-from taso.backends.onednn.coded import bias_of, code_runs, launch, take
+from taso.backends.onednn.coded import bias_of, isa_here, launch, take
 from taso.backends.onednn.library import library
 from taso.backends.onednn.memory import DataType, MemoryDesc
 from taso.backends.onednn.places import (
@@ -53,6 +53,7 @@ from taso.backends.onednn.places import (
 from taso.backends.onednn.primitives import Primitive
 from taso.backends.onednn.recipe import PrimitiveLaunch
 from taso.backends.tiles import products_of, transformed_filter
+from taso.backends.x86.assembler import Isa
 from taso.backends.x86.products import Product, in_panels
 from taso.backends.x86.tiles import Axis, RowOfTiles, Transform, Transformed
 from taso.graph.errors import BackendError
@@ -349,8 +350,9 @@ def build(host: Host, step: Step, followers: Sequence[Step]) -> frozenset[int]:
     tile = (int(name[1]), int(name[2])) if name else None
     if problem is None or tile not in _TILES[problem.filter]:
         raise BackendError(f"oneDNN has no algorithm {host.kernel.algorithm!r} for this kernel")
-    if _codes(host, step, problem.tiled(*tile)):
-        return _by_code(host, step, followers, problem.tiled(*tile))
+    isa = isa_here()
+    if isa is not None and _codes(host, step, problem.tiled(*tile)):
+        return _by_code(host, step, followers, problem.tiled(*tile), isa)
     builder = _Builder(host, step, problem.tiled(*tile))
     fused = builder.fuse(followers)
     builder.run()
@@ -703,16 +705,16 @@ def _codes(host: Host, step: Step, t: _Tiled) -> bool:
         Transform(_output_axis(t.rows), _output_axis(t.columns), t.filters, _apart(tiles * t.filters), True),
     )
     lies = all(layouts_alike(host.layouts, o.type, o.layout, LAST) for o in given)
-    return code_runs() and lies and all(transform.fits for transform in largest)
+    return lies and all(transform.fits for transform in largest)
 
 
-def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled) -> frozenset[int]:
+def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled, isa: Isa) -> frozenset[int]:
     """Transforms and products as machine code (`taso.backends.x86`), with the steps behind in the last transform."""
     threads = library().get_max_threads()
     picture, weight = host.place(host.index(step, 0)), host.index(step, 1)
 
     def make(array: Array) -> Block:
-        return Block.of(in_panels(transformed_filter(array, t.rows.f, t.columns.f)))
+        return Block.of(in_panels(transformed_filter(array, t.rows.f, t.columns.f), isa))
 
     panels = host.constant(weight, f"{host.kernel.algorithm} in panels", make)
     taken = take(host, followers, 1)
@@ -729,12 +731,12 @@ def _by_code(host: Host, step: Step, followers: Sequence[Step], t: _Tiled) -> fr
             for i in range(band.images) for k in range(band.height)
         )  # fmt: skip
         apart = _apart(tiles * t.channels), _apart(tiles * t.filters)
-        read = Transform(_data_axis(t.rows), _data_axis(t.columns), t.channels, apart[0], False, (), threads)
+        read = Transform(_data_axis(t.rows), _data_axis(t.columns), t.channels, apart[0], False, (), threads, isa)
         product = Product(
-            tiles, t.channels, t.filters, t.channels, t.filters, (), t.positions, _CHUNK, threads, *apart,
+            tiles, t.channels, t.filters, t.channels, t.filters, (), t.positions, _CHUNK, threads, *apart, isa,
         )  # fmt: skip
         axes = _output_axis(t.rows), _output_axis(t.columns)
-        write = Transform(*axes, t.filters, apart[1], True, tuple(p.post for p in posts), threads)
+        write = Transform(*axes, t.filters, apart[1], True, tuple(p.post for p in posts), threads, isa)
         launch(host, Transformed(read, rows), (picture, data))
         launch(host, product, (data, panels, made))
         launch(host, Transformed(write, rows), (Place(RESULT), made), posts)

@@ -1,12 +1,14 @@
 """An assembler for the few x86-64 instructions that the kernels here are made of.
 
-Encodings are those of Intel's Software Developer's Manual, volume 2: REX for the general registers, EVEX at 512 bits
-for the vector registers. Registers are numbers: 0 to 15 (`RAX` …) and zmm 0 to 31.
+Encodings are those of Intel's Software Developer's Manual, volume 2: REX for the general registers, for vectors EVEX at
+512 bits (`taso.backends.x86.avx512`) or VEX at 256 (`taso.backends.x86.avx2`). Registers are numbers: general ones 0 to
+15 (`RAX` …), and those for vectors from 0 on.
 """
 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from taso.graph.errors import BackendError
@@ -17,10 +19,27 @@ R8, R9, R10, R11, R12, R13, R14, R15 = range(8, 16)
 REACH = (1 << 31) - (1 << 16)
 """Bytes that an offset may have: instructions hold them in 32 bits, signed."""
 
-_MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
-_NONE, _66 = 0, 1
-_ZMM_BYTES = 64
-_FLOAT_BYTES = 4
+LINE = 64
+"""Bytes in a line of the caches."""
+
+
+@dataclass(frozen=True)
+class Isa:
+    """Instructions for vectors: how many numbers of float32 a register has, and how many registers code may use."""
+
+    name: str
+    width: int
+    registers: int
+
+    @property
+    def bytes(self) -> int:
+        """In a register."""
+        return self.width * 4
+
+
+AVX512 = Isa("avx512", 16, 32)
+AVX2 = Isa("avx2", 8, 15)
+"""With FMA3. Register 15 is the assembler's own."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +68,43 @@ class Label:
 
 
 @dataclass(frozen=True)
-class _Vector:
-    """How an instruction on vectors is encoded: prefix, map, opcode."""
+class Opcode:
+    """An instruction on vectors, with which prefix and in which map; EVEX and VEX have the same numbers for both."""
 
     prefix: int
     map: int
-    opcode: int
+    number: int
 
 
-_VECTOR = {
-    "add": _Vector(_NONE, _MAP_0F, 0x58), "mul": _Vector(_NONE, _MAP_0F, 0x59), "sub": _Vector(_NONE, _MAP_0F, 0x5C),
-    "min": _Vector(_NONE, _MAP_0F, 0x5D), "div": _Vector(_NONE, _MAP_0F, 0x5E), "max": _Vector(_NONE, _MAP_0F, 0x5F),
-    "fma231": _Vector(_66, _MAP_0F38, 0xB8), "fma213": _Vector(_66, _MAP_0F38, 0xA8),
-    "fnma231": _Vector(_66, _MAP_0F38, 0xBC), "fnma213": _Vector(_66, _MAP_0F38, 0xAC),
-    "scale": _Vector(_66, _MAP_0F38, 0x2C), "xor": _Vector(_66, _MAP_0F, 0xEF), "and": _Vector(_66, _MAP_0F, 0xDB),
-    "or": _Vector(_66, _MAP_0F, 0xEB),
+NONE, _66 = 0, 1
+_0F, _0F38, _0F3A = 1, 2, 3
+OPCODES = {
+    "add": Opcode(NONE, _0F, 0x58), "mul": Opcode(NONE, _0F, 0x59), "sub": Opcode(NONE, _0F, 0x5C),
+    "min": Opcode(NONE, _0F, 0x5D), "div": Opcode(NONE, _0F, 0x5E), "max": Opcode(NONE, _0F, 0x5F),
+    "fma231": Opcode(_66, _0F38, 0xB8), "fma213": Opcode(_66, _0F38, 0xA8), "fnma231": Opcode(_66, _0F38, 0xBC),
+    "fnma213": Opcode(_66, _0F38, 0xAC), "xor": Opcode(_66, _0F, 0xEF), "and": Opcode(_66, _0F, 0xDB),
+    "or": Opcode(_66, _0F, 0xEB),
 }  # fmt: skip
-"""VADDPS … VMAXPS, VFMADD231PS, VFMADD213PS, VFNMADD231PS, VFNMADD213PS, VSCALEFPS, VPXORD, VPANDD, VPORD."""
+"""VADDPS … VMAXPS, VFMADD231PS, VFMADD213PS, VFNMADD231PS, VFNMADD213PS, VPXOR, VPAND, VPOR (with D in EVEX)."""
+LOAD, STORE = Opcode(NONE, _0F, 0x10), Opcode(NONE, _0F, 0x11)
+"""VMOVUPS."""
+BROADCAST = Opcode(_66, _0F38, 0x18)
+"""VBROADCASTSS."""
+AND_NOT = Opcode(_66, _0F, 0xDF)
+"""VPANDN (VPANDND): not the first, and the second."""
+ROUND = Opcode(_66, _0F3A, 0x08)
+"""VROUNDPS (VRNDSCALEPS): with 0, to the nearest whole number."""
+PERMUTE = Opcode(_66, _0F3A, 0x04)
+"""VPERMILPS: two bits for each of four elements say which of the four it becomes."""
+QUAD = 4
+"""Elements among which `Assembler.spread` works."""
 _CONDITIONS = {"zero": 0x84, "nonzero": 0x85, "below": 0x82, "at least": 0x83}
 
 
-class Assembler:
-    """Code in the making: instructions in order, labels, and a pool of float32 constants behind them."""
+class Assembler(ABC):
+    """Code in the making: instructions in order, labels, and a pool of constants behind them."""
+
+    isa: Isa
 
     def __init__(self) -> None:
         self._code = bytearray()
@@ -104,7 +138,7 @@ class Assembler:
             if label not in self._labels:
                 raise BackendError("machine code jumps to a label that is not set")
             struct.pack_into("<i", code, at, self._labels[label] - (at + 4))
-        code += bytes(-len(code) % _ZMM_BYTES)
+        code += bytes(-len(code) % LINE)
         for number, uses in self._pool.items():
             for at, behind in ((u & 0xFFFFFFFF, u >> 32) for u in uses):
                 struct.pack_into("<i", code, at, len(code) - (at + 4 + behind))
@@ -112,6 +146,11 @@ class Assembler:
         return bytes(code)
 
     # ── general registers ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refer(self, constant: bytes, behind: int) -> None:
+        """The offset of a constant in the pool from the instruction's end, `behind` bytes behind the offset."""
+        self._pool.setdefault(constant, []).append(len(self._code) | behind << 32)
+        self._code += bytes(4)
 
     def _rex(self, opcode: bytes, reg: int, rm: int | Mem, *, wide: bool = True) -> None:
         base = rm.base if isinstance(rm, Mem) else rm
@@ -209,68 +248,55 @@ class Assembler:
 
     # ── vectors ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _evex(
-        self, how: _Vector, reg: int, second: int, rm: int | Mem | Pooled, unit: int, *, each: bool = False,
-        mask: int = 0, zeroing: bool = False, immediate: int | None = None,
-    ) -> None:  # fmt: skip
-        """An instruction on zmm registers; with `each` its memory operand is one number for all elements."""
-        base = rm.base if isinstance(rm, Mem) else rm if isinstance(rm, int) else 0
-        high = base >> 4 & 1 if isinstance(rm, int) else 0
-        one = (~reg >> 3 & 1) << 7 | (~high & 1) << 6 | (~base >> 3 & 1) << 5 | (~reg >> 4 & 1) << 4 | how.map
-        two = (~second & 15) << 3 | 4 | how.prefix
-        three = zeroing << 7 | 2 << 5 | each << 4 | (~second >> 4 & 1) << 3 | mask
-        self._code += bytes([0x62, one, two, three, how.opcode])
-        if isinstance(rm, Pooled):
-            self._code.append((reg & 7) << 3 | 5)
-            behind = immediate is not None
-            self._pool.setdefault(struct.pack("<f", rm.value), []).append(len(self._code) | behind << 32)
-            self._code += bytes(4)
-        else:
-            self._operand(reg, rm, unit)
-        if immediate is not None:
-            self._code.append(immediate)
+    @abstractmethod
+    def mask(self, number: int, elements: int) -> None:
+        """Mask `number` (from 1 on) lets the first elements pass; RAX may be overwritten."""
 
+    @abstractmethod
     def vector(self, name: str, target: int, first: int, second: int | Mem | Pooled, *, mask: int = 0) -> None:
         """target = first `name` second, element by element; of a pooled constant one number goes with all.
 
         fma231 is target + first · second, fma213 first · target + second, with n the product is taken off. Of two
-        operands one of which is no number, min and max give the second.
+        operands one of which is no number, min and max give the second. Elements of memory outside the mask are not
+        read, and there the target is not defined.
         """
-        each = isinstance(second, Pooled)
-        unit = _FLOAT_BYTES if each else _ZMM_BYTES
-        # what a mask leaves out of memory is not read
-        self._evex(_VECTOR[name], target, first, second, unit, each=each, mask=mask, zeroing=bool(mask))
 
+    @abstractmethod
     def move(self, target: int, source: int | Mem, mask: int = 0) -> None:
         """Elements outside the mask become 0, and are not read."""
-        self._evex(_Vector(_NONE, _MAP_0F, 0x10), target, 0, source, _ZMM_BYTES, mask=mask, zeroing=bool(mask))
 
+    @abstractmethod
     def write(self, target: Mem, source: int, mask: int = 0) -> None:
         """Elements outside the mask are not written."""
-        self._evex(_Vector(_NONE, _MAP_0F, 0x11), source, 0, target, _ZMM_BYTES, mask=mask)
 
+    @abstractmethod
     def broadcast(self, target: int, source: Mem | Pooled) -> None:
-        self._evex(_Vector(_66, _MAP_0F38, 0x18), target, 0, source, _FLOAT_BYTES)
+        """One number to all elements."""
 
+    @abstractmethod
+    def spread(self, target: int, source: int, element: int) -> None:
+        """Of each four elements one to all four."""
+
+    @abstractmethod
     def absolute(self, target: int, source: int, temporary: int) -> None:
         """|source|; the temporary register is overwritten."""
-        self.broadcast(temporary, Pooled(-0.0))
-        # not (−0) and source
-        self._evex(_Vector(_66, _MAP_0F, 0xDF), target, temporary, source, _ZMM_BYTES)
 
+    @abstractmethod
     def round(self, target: int, source: int) -> None:
-        """To the nearest whole number, of two to the even one (VRNDSCALEPS)."""
-        self._evex(_Vector(_66, _MAP_0F3A, 0x08), target, 0, source, _ZMM_BYTES, immediate=0)
+        """To the nearest whole number, of two to the even one."""
 
-    def reciprocal(self, target: int, source: int) -> None:
-        """1 / source with a relative error below 2⁻¹⁴ (VRCP14PS)."""
-        self._evex(_Vector(_66, _MAP_0F38, 0x4C), target, 0, source, _ZMM_BYTES)
+    @abstractmethod
+    def inverse(self, target: int, source: int, temporary: int) -> None:
+        """1 / source to a few units in the last place; the temporary register is overwritten."""
 
-    def mask(self, number: int, register: int) -> None:
-        """Mask register 1 to 7 from the lowest 16 bits of a general register (KMOVW)."""
-        self._code += bytes([0xC5, 0xF8, 0x92, 0xC0 | number << 3 | register & 7])
-        if register > 7:
-            raise BackendError("a mask is taken from one of the first eight registers")
+    @abstractmethod
+    def times_power(self, target: int, value: int, power: int) -> None:
+        """value · 2^power, of whole powers from `least_power` on to 127."""
+
+    @property
+    @abstractmethod
+    def least_power(self) -> float:
+        """The lowest power that `times_power` takes: where that is not minus infinity, 2 to it stands for 0."""
 
     def end_vectors(self) -> None:
         """Before code that uses shorter vectors (VZEROUPPER)."""

@@ -1,8 +1,8 @@
 """Depthwise convolutions, each channel by itself, by machine code written for the sizes at hand.
 
-Up to eight pixels of a row of the result, of 16 channels each, are summed up in registers together, so that what a tap
-reads serves several of them; what is done with each element follows before it is stored. Padding is not read. Tensors
-have their channels last.
+Up to eight pixels of a row of the result, of a register's channels each, are summed up in registers together, so that
+what a tap reads serves several of them; what is done with each element follows before it is stored. Padding is not
+read. Tensors have their channels last.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
 from taso.backends.x86.assembler import (
+    AVX2,
+    AVX512,
     R8,
     R9,
     R10,
@@ -32,20 +34,20 @@ from taso.backends.x86.assembler import (
     RDX,
     REACH,
     RSI,
-    Assembler,
+    Isa,
     Mem,
 )
 from taso.backends.x86.posts import Element, Finish, Post, numbered, operands
+from taso.backends.x86.vectors import assembler
 from taso.backends.x86.worker import Runnable, Worker
 
-WIDTH = 16
 _PIXELS = 8
 """Pixels of the result that are summed up together."""
 _MOST_TAPS = 20
-"""Taps of a row of a filter, each of which has a register."""
+"""Taps of a row of a filter."""
 _MOST_WINDOWS = 1 << 15
 """Pixels of a row of the result times taps: code is written by looking at each."""
-_LINE, _FLOAT = 64, 4
+_FLOAT = 4
 _TAIL = 1
 
 
@@ -64,10 +66,10 @@ class Span:
         first = place * self.stride - self.pad
         return tuple(0 <= first + tap < self.size for tap in range(self.taps))
 
-    def blocks(self) -> list[tuple[tuple[tuple[bool, ...], ...], int]]:
-        """Pixels of the result in blocks, those together that read alike: which taps each reads, and how many blocks.
-        """
-        count = -(-self.out // _PIXELS)
+    def blocks(self, most: int) -> list[tuple[tuple[tuple[bool, ...], ...], int]]:
+        """Pixels of the result in blocks of at most so many, those together that read alike: which taps each reads, and
+        how many blocks."""
+        count = -(-self.out // most)
         low, more = divmod(self.out, count)
         places = iter(range(self.out))
         kinds = [
@@ -86,6 +88,7 @@ class Depthwise:
     columns: Span
     posts: tuple[Post, ...] = ()
     threads: int = 1
+    isa: Isa = AVX2
 
     def bind(self, parallel: int, buffers: Sequence[int], others: Sequence[int]) -> tuple[Call, object]:
         """What runs it on data, filters and the result (`taso.backends.x86.launch`)."""
@@ -94,20 +97,19 @@ class Depthwise:
 
 
 def possible(rows: Span, columns: Span, channels: int) -> bool:
-    """Whether there are registers for a row of the filter, every window meets the picture, and instructions reach all.
-    """
+    """Whether a row of the filter is short, every window meets the picture, and instructions reach all."""
     if (_PIXELS * columns.stride + columns.taps + columns.size) * channels * _FLOAT >= REACH:
         return False
     meets = all(s.pad < s.taps and (s.out - 1) * s.stride - s.pad < s.size for s in (rows, columns))
     return meets and columns.taps <= _MOST_TAPS and columns.out * columns.taps <= _MOST_WINDOWS
 
 
-def by_vector(filters: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Filters (channels, rows, columns) as the code reads them: 16 channels at a time, tap by tap."""
+def by_vector(filters: NDArray[np.float32], isa: Isa = AVX2) -> NDArray[np.float32]:
+    """Filters (channels, rows, columns) as the code reads them: a register's channels at a time, tap by tap."""
     channels, rows, columns = filters.shape
-    padded = np.zeros((-(-channels // WIDTH) * WIDTH, rows, columns), np.float32)
+    padded = np.zeros((-(-channels // isa.width) * isa.width, rows, columns), np.float32)
     padded[:channels] = filters
-    vectors = padded.reshape(-1, WIDTH, rows, columns).transpose(0, 2, 3, 1)
+    vectors = padded.reshape(-1, isa.width, rows, columns).transpose(0, 2, 3, 1)
     out = zeroed(vectors.size * _FLOAT).view(np.float32).reshape(vectors.shape)
     out[:] = vectors
     flat: NDArray[np.float32] = out.reshape(-1)
@@ -136,7 +138,7 @@ class Compiled:
                 tasks.append([
                     self._routine, data + (first * d.columns.size - d.columns.pad) * pixel,
                     out + (image * d.rows.out + row) * d.columns.out * pixel,
-                    filters + skipped * d.columns.taps * _LINE, sum(inside),
+                    filters + skipped * d.columns.taps * d.isa.bytes, sum(inside),
                 ])  # fmt: skip
         return self._runnable.bind(tasks, operands(d.posts, out, others))
 
@@ -149,9 +151,24 @@ def compiled(problem: Depthwise, parallel: int) -> Compiled:
 
 # ── writing it ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-_SPARE = (28, 29, 30, 31)
-_FACTORS = 28
-"""Registers below this one hold a row of the filter, the first ones the sums."""
+@dataclass(frozen=True)
+class _Registers:
+    """Which registers hold what: the first ones sums, those before `factors` taps of the filter, the spare ones data.
+
+    Taps for which there is no register from `least` on are read where they are used. Behind the sums, those of `work`
+    are free.
+    """
+
+    factors: int
+    least: int
+    spare: tuple[int, ...]
+    work: tuple[int, ...]
+
+
+_REGISTERS = {
+    AVX512: _Registers(28, _PIXELS, (28, 29, 30, 31), (28, 29, 30, 31)),
+    AVX2: _Registers(14, _PIXELS, (14,), (10, 11, 12, 13)),
+}
 
 
 class _Writer:
@@ -164,32 +181,33 @@ class _Writer:
 
     def __init__(self, problem: Depthwise, parallel: int) -> None:
         d = self.d = problem
-        self.asm = Assembler()
-        masks = {_TAIL: d.channels % WIDTH} if d.channels % WIDTH else {}
+        self.asm = assembler(d.isa)
+        self.registers = _REGISTERS[d.isa]
+        masks = {_TAIL: d.channels % d.isa.width} if d.channels % d.isa.width else {}
         self.worker = Worker(self.asm, d.threads, parallel, (R12, R8, RDX, R13), masks)
-        self.finish = Finish(self.asm, self.worker, RBX, R9, _SPARE)
+        self.finish = Finish(self.asm, self.worker, RBX, R9, self.registers.work)
         self.routine = self.asm.offset(self.asm.here())
         self._row_of_result()
 
     def _row_of_result(self) -> None:
         a, d, pixel = self.asm, self.d, self.d.channels * _FLOAT
-        for columns, count in d.columns.blocks():
+        for columns, count in d.columns.blocks(_PIXELS):
             a.constant(RDI, count)
             block = a.here()
             a.copy(RSI, R12)
             a.copy(RBX, R8)
             a.copy(R11, RDX)
             a.zero(R9)
-            if d.channels >= WIDTH:
-                a.constant(RCX, d.channels // WIDTH)
+            if d.channels >= d.isa.width:
+                a.constant(RCX, d.channels // d.isa.width)
                 vector = a.here()
                 self._block(columns, 0)
                 for register in (RSI, RBX, R9):
-                    a.add(register, _LINE)
-                a.add(R11, d.rows.taps * d.columns.taps * _LINE)
+                    a.add(register, d.isa.bytes)
+                a.add(R11, d.rows.taps * d.columns.taps * d.isa.bytes)
                 a.add(RCX, -1)
                 a.jump(vector, "nonzero")
-            if d.channels % WIDTH:
+            if d.channels % d.isa.width:
                 self._block(columns, _TAIL)
             a.add(R12, len(columns) * d.columns.stride * pixel)
             a.add(R8, len(columns) * pixel)
@@ -209,7 +227,7 @@ class _Writer:
         row = a.here()
         self._row(columns, mask)
         a.add(R10, d.columns.size * pixel)
-        a.add(R14, d.columns.taps * _LINE)
+        a.add(R14, d.columns.taps * d.isa.bytes)
         a.add(RAX, -1)
         a.jump(row, "nonzero")
         self.finish.write(numbered(d.posts), elements)
@@ -224,11 +242,15 @@ class _Writer:
             for z, inside in enumerate(columns):
                 if inside[j]:
                     uses.setdefault(z * d.columns.stride + j, []).append((z, j))
-        factors = {j: _FACTORS - 1 - j for j in sorted({j for used in uses.values() for _, j in used})}
-        for j, register in factors.items():
-            a.move(register, Mem(R14, j * _LINE))
+        r = self.registers
+        factors: dict[int, int | Mem] = {}
+        for j in sorted({j for used in uses.values() for _, j in used}):
+            at, register = Mem(R14, j * d.isa.bytes), r.factors - 1 - j
+            factors[j] = register if register >= r.least else at
+            if register >= r.least:
+                a.move(register, at)
         for number, (place, used) in enumerate(sorted(uses.items())):
-            read = _SPARE[number % len(_SPARE)]
+            read = r.spare[number % len(r.spare)]
             a.move(read, Mem(R10, place * pixel), mask)
             for z, j in used:
                 a.vector("fma231", z, read, factors[j])

@@ -15,8 +15,8 @@ import numpy as np
 from taso.backends.x86.assembler import Assembler, Pooled
 from taso.graph.errors import BackendError
 
-TEMPORARIES = 4
-"""Registers that a function overwrites beside the one with its argument and result."""
+_TEMPORARIES, _MOST_TEMPORARIES = 3, {"gelu_erf": 4}
+"""Registers that functions overwrite beside the one with argument and result, and which functions overwrite more."""
 
 _DEGREE = 6
 _LARGEST_EXPONENT = 126.0
@@ -43,10 +43,15 @@ def knows(function: Function) -> bool:
     return function.name in _WRITERS and all(abs(p) < _LARGEST for p in parameters)
 
 
+def temporaries_of(function: Function) -> int:
+    """How many registers a function overwrites beside the one with its argument and result."""
+    return _MOST_TEMPORARIES.get(function.name, _TEMPORARIES)
+
+
 def write(asm: Assembler, function: Function, x: int, temporaries: Sequence[int]) -> None:
     """Code that replaces the elements in register `x` by the function's values."""
     writer = _WRITERS.get(function.name)
-    if writer is None or len(temporaries) < TEMPORARIES:
+    if writer is None or len(temporaries) < temporaries_of(function):
         raise BackendError(f"there is no machine code for the function {function.name}")
     writer(asm, function, x, temporaries)
 
@@ -65,23 +70,17 @@ def _exp(asm: Assembler, power: int, temporaries: Sequence[int]) -> None:
     """2 to the `power`, in place; powers above 126 count as 126, what is no number stays so."""
     whole, limit = temporaries[:2]
     coefficients = _power_of_two()
-    asm.broadcast(limit, Pooled(_LARGEST_EXPONENT))
     # of two operands, the second where one is no number
-    asm.vector("min", power, limit, power)
+    for name, bound in (("min", _LARGEST_EXPONENT), ("max", asm.least_power)):
+        if math.isfinite(bound):
+            asm.broadcast(limit, Pooled(bound))
+            asm.vector(name, power, limit, power)
     asm.round(whole, power)
     asm.vector("sub", power, power, whole)
     asm.broadcast(limit, Pooled(coefficients[-1]))
     for c in reversed(coefficients[:-1]):
         asm.vector("fma213", limit, power, Pooled(c))
-    asm.vector("scale", power, limit, whole)
-
-
-def _inverse(asm: Assembler, x: int, temporary: int, other: int) -> None:
-    """1 / x in `temporary`, by one step of Newton's behind an estimate; x is overwritten."""
-    asm.reciprocal(temporary, x)
-    asm.broadcast(other, Pooled(2.0))
-    asm.vector("fnma231", other, x, temporary)
-    asm.vector("mul", temporary, temporary, other)
+    asm.times_power(power, limit, whole)
 
 
 def _logistic_into(asm: Assembler, target: int, x: int, slope: float, temporaries: Sequence[int]) -> None:
@@ -90,7 +89,7 @@ def _logistic_into(asm: Assembler, target: int, x: int, slope: float, temporarie
     asm.vector("mul", work, x, Pooled(-slope * math.log2(math.e)))
     _exp(asm, work, (target, rest[0]))
     asm.vector("add", work, work, Pooled(1.0))
-    _inverse(asm, work, target, rest[0])
+    asm.inverse(target, work, rest[0])
 
 
 def _logistic(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -> None:
@@ -158,13 +157,13 @@ def _square(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -> 
 def _gelu(asm: Assembler, f: Function, x: int, temporaries: Sequence[int]) -> None:
     """x · ½ (1 + erf(x / √2)): erf by formula 7.1.26, whose sign is that of x."""
     t, e, work, other = temporaries[:4]
-    # t = 1 / (1 + slope |x| / √2), of which infinity has none by `_inverse`
+    # t = 1 / (1 + slope |x| / √2), of which infinity has none by `Assembler.inverse`
     asm.absolute(work, x, other)
     asm.broadcast(other, Pooled(_FAR))
     asm.vector("min", work, other, work)
     asm.vector("mul", work, work, Pooled(_ERF_SLOPE / math.sqrt(2)))
     asm.vector("add", work, work, Pooled(1.0))
-    _inverse(asm, work, t, other)
+    asm.inverse(t, work, other)
     # e = exp(−x² / 2)
     asm.vector("mul", e, x, x)
     asm.vector("mul", e, e, Pooled(-0.5 * math.log2(math.e)))

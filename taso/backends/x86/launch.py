@@ -8,10 +8,14 @@ from typing import Protocol
 
 from taso.backends.places import Place
 from taso.backends.recipe import Call
+from taso.backends.x86.assembler import Isa
 
 
 class Coded(Protocol):
     """What machine code is written for: a product, a transform, a depthwise convolution."""
+
+    @property
+    def isa(self) -> Isa: ...
 
     def bind(self, parallel: int, buffers: Sequence[int], others: Sequence[int]) -> tuple[Call, object]:
         """What runs it on buffers at these addresses, and what has to be kept for that; `others` are read by posts.
@@ -32,7 +36,7 @@ class CodeLaunch:
 
     @property
     def name(self) -> str:
-        return "x86:avx512"
+        return f"x86:{self.coded.isa.name}"
 
     def bind(self, address: Callable[[Place], int]) -> tuple[Call, object]:
         return self.coded.bind(self.parallel, [*map(address, self.buffers)], [*map(address, self.others)])

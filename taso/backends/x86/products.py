@@ -4,9 +4,10 @@ oneDNN's products are fast while the second matrix is in a cache, and in a model
 inference meets once. Waiting for them then comes on top of computing. Here the columns that come next are asked for
 (PREFETCHT1) while these are multiplied, so that reading them takes no time as long as computing takes longer.
 
-The second matrix lies in panels of 32 columns, one behind the other. A block of up to 14 rows times a panel stays in 28
-registers for the whole sum (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), and what
-is done with each element follows before it is stored.
+The second matrix lies in panels of two registers' columns, one behind the other. A block of some rows times a panel
+stays in registers for the whole sum (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"),
+and what is done with each element follows before it is stored. Of AVX-512's registers 28 hold 14 rows, of AVX2's 12
+hold 6.
 """
 
 from __future__ import annotations
@@ -20,21 +21,40 @@ from numpy.typing import NDArray
 
 from taso.backends.pages import zeroed
 from taso.backends.recipe import Call
-from taso.backends.x86.assembler import R8, R9, R11, R12, R13, RAX, RBX, RCX, RDI, RDX, REACH, RSI, Assembler, Mem
+from taso.backends.x86.assembler import (
+    AVX2,
+    AVX512,
+    LINE,
+    R8,
+    R9,
+    R11,
+    R12,
+    R13,
+    RAX,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    REACH,
+    RSI,
+    Isa,
+    Mem,
+)
+from taso.backends.x86.functions import Function, temporaries_of
 from taso.backends.x86.posts import ByColumn, ByElement, Element, Finish, Post, numbered, operands
+from taso.backends.x86.vectors import assembler
 from taso.backends.x86.worker import Runnable, Worker
 
-WIDTH = 16
-"""Columns in a register."""
 PANEL = 2
 """Registers in a row of a panel."""
-_ROWS = 14
+_SPARE = {AVX512: 2, AVX2: 1}
+"""Registers that elements of the left matrix are read into."""
 _UNROLLED = 4
 """Steps of a sum in one turn of its loop."""
-_LINE, _FLOAT = 64, 4
-_FACTORS, _SPARE = (28, 29), (30, 31)
+_FLOAT = 4
 _TAIL = 1
-"""The mask register of a last vector that is not whole."""
+"""The mask of a last vector that is not whole."""
+_MOST_TEMPORARIES = 4
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,7 @@ class Product:
     threads: int = 1
     left_apart: int = 0
     out_apart: int = 0
+    isa: Isa = AVX2
 
     def bind(self, parallel: int, buffers: Sequence[int], others: Sequence[int]) -> tuple[Call, object]:
         """What runs it on the left matrix, the panels and the result (`taso.backends.x86.launch`)."""
@@ -65,7 +86,14 @@ class Product:
     @property
     def fits(self) -> bool:
         """Whether instructions reach all rows of a block."""
-        return (_ROWS + 1) * max(self.left_stride, self.out_stride) * _FLOAT < REACH
+        return (most_rows(self.isa) + 1) * max(self.left_stride, self.out_stride) * _FLOAT < REACH
+
+    @property
+    def block(self) -> int:
+        """Rows of a block: as many as there are registers for, beside those that what is done with elements takes."""
+        temporaries = max((temporaries_of(p) for p in self.posts if isinstance(p, Function)), default=0)
+        spare = max(temporaries, PANEL + _SPARE[self.isa])
+        return (self.isa.registers - spare) // PANEL
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
@@ -76,14 +104,14 @@ class Product:
     @property
     def panels(self) -> list[_Panels]:
         """The panels of one matrix, the last one by itself where it has fewer columns."""
-        whole, rest = divmod(self.columns, PANEL * WIDTH)
-        last = _Panels(whole, 1, -(-rest // WIDTH), bool(rest % WIDTH))
+        whole, rest = divmod(self.columns, PANEL * self.isa.width)
+        last = _Panels(whole, 1, -(-rest // self.isa.width), bool(rest % self.isa.width))
         return [_Panels(0, whole, PANEL, False)] * bool(whole) + [last] * bool(rest)
 
     @property
     def packed_columns(self) -> int:
         """Columns of the second matrix as it lies in panels."""
-        return -(-self.columns // WIDTH) * WIDTH
+        return -(-self.columns // self.isa.width) * self.isa.width
 
 
 @dataclass(frozen=True)
@@ -96,12 +124,17 @@ class _Panels:
     masked: bool
 
 
-def in_panels(matrices: NDArray[np.float32]) -> NDArray[np.float32]:
+def most_rows(isa: Isa) -> int:
+    """Rows of the largest block."""
+    return (isa.registers - PANEL - _SPARE[isa]) // PANEL
+
+
+def in_panels(matrices: NDArray[np.float32], isa: Isa = AVX2) -> NDArray[np.float32]:
     """The second matrices (batch, inner, columns) as a product reads them: what is missing in a last vector is 0."""
     batch, inner, columns = matrices.shape
-    width = PANEL * WIDTH
+    width = PANEL * isa.width
     whole, rest = divmod(columns, width)
-    padded = -(-rest // WIDTH) * WIDTH
+    padded = -(-rest // isa.width) * isa.width
     length = inner * (whole * width + padded)
     # in lines of the cache, and on large pages
     out = zeroed(batch * length * _FLOAT).view(np.float32).reshape(batch, length)
@@ -141,7 +174,7 @@ class Compiled:
         return self._runnable.bind(tasks, operands(self.product.posts, out, others))
 
     def _line(self, task: _Task, left: int, panels: int, out: int) -> list[int]:
-        product, width = self.product, PANEL * WIDTH
+        product, width = self.product, PANEL * self.product.isa.width
         column = task.panels.first * width
         left_apart = product.left_apart or product.rows * product.left_stride
         out_apart = product.out_apart or product.rows * product.out_stride
@@ -196,22 +229,27 @@ class _Writer:
 
     def __init__(self, product: Product, parallel: int) -> None:
         self.p = product
-        self.asm = Assembler()
+        self.asm = assembler(product.isa)
+        self.bytes = product.isa.bytes
+        # behind the sums
+        first = product.isa.registers - PANEL - _SPARE[product.isa]
+        self.factors, self.spare = range(first, first + PANEL), range(first + PANEL, product.isa.registers)
         self.routines: dict[tuple[int, int, bool], int] = {}
-        masks = {_TAIL: product.columns % WIDTH} if product.columns % WIDTH else {}
+        masks = {_TAIL: product.columns % product.isa.width} if product.columns % product.isa.width else {}
         self.worker = Worker(self.asm, product.threads, parallel, (R12, RDX, R8, R9, R13), masks)
-        self.finish = Finish(self.asm, self.worker, RBX, R9, (*_FACTORS, *_SPARE))
+        temporaries = tuple(range(PANEL * product.block, product.isa.registers))[-_MOST_TEMPORARIES:]
+        self.finish = Finish(self.asm, self.worker, RBX, R9, temporaries)
         for rows in dict.fromkeys(count for _, count in product.chunks):
             for panels in product.panels:
                 self._routine(rows, panels.vectors, panels.masked)
 
     def _routine(self, rows: int, vectors: int, masked: bool) -> None:
         """Some rows times panels of that width; blocks of rows are as equal as can be."""
-        a, size = self.asm, self.p.inner * vectors * _LINE
+        a, size = self.asm, self.p.inner * vectors * self.bytes
         self.routines[rows, vectors, masked] = a.offset(a.here())
-        blocks = -(-rows // _ROWS)
+        blocks = -(-rows // self.p.block)
         low, more = divmod(rows, blocks)
-        lines = -(-_UNROLLED * vectors // blocks)
+        lines = -(-_UNROLLED * vectors * self.bytes // (LINE * blocks))
         panel = a.here()
         a.lea(R11, Mem(RDX, size))
         a.copy(RSI, R12)
@@ -224,8 +262,8 @@ class _Writer:
                 a.add(RDI, -1)
                 a.jump(block, "nonzero")
         a.add(RDX, size)
-        a.add(R8, vectors * _LINE)
-        a.add(R9, vectors * _LINE)
+        a.add(R8, vectors * self.bytes)
+        a.add(R9, vectors * self.bytes)
         a.add(R13, -1)
         a.jump(panel, "nonzero")
         a.jump(self.worker.following)
@@ -235,7 +273,10 @@ class _Writer:
         a, stride = self.asm, self.p.left_stride * _FLOAT
         sums = [[i * vectors + j for j in range(vectors)] for i in range(rows)]
         elements = [
-            Element(z, i * self.p.out_stride * _FLOAT + j * _LINE, j * _LINE, _TAIL * (masked and j == vectors - 1))
+            Element(
+                z, i * self.p.out_stride * _FLOAT + j * self.bytes, j * self.bytes,
+                _TAIL * (masked and j == vectors - 1),
+            )
             for i, row in enumerate(sums) for j, z in enumerate(row)
         ]  # fmt: skip
         posts = self._start(elements[:vectors], elements)
@@ -248,11 +289,11 @@ class _Writer:
             loop = a.here()
             for k in range(_UNROLLED):
                 for line in range(k, lines, _UNROLLED):
-                    a.prefetch(Mem(R11, line * _LINE), 2)
+                    a.prefetch(Mem(R11, line * LINE), 2)
                 self._step(sums, k)
-            a.add(R11, lines * _LINE)
+            a.add(R11, lines * LINE)
             a.add(RSI, _UNROLLED * _FLOAT)
-            a.add(RAX, _UNROLLED * vectors * _LINE)
+            a.add(RAX, _UNROLLED * vectors * self.bytes)
             a.add(RCX, -1)
             a.jump(loop, "nonzero")
         for k in range(rest):
@@ -281,12 +322,12 @@ class _Writer:
         """Adds the products of one column of the left matrix and one row of the panel."""
         a, vectors = self.asm, len(sums[0])
         for j in range(vectors):
-            a.move(_FACTORS[j], Mem(RAX, (k * vectors + j) * _LINE))
+            a.move(self.factors[j], Mem(RAX, (k * vectors + j) * self.bytes))
         for i, row in enumerate(sums):
-            factor = _SPARE[i % 2]
+            factor = self.spare[i % len(self.spare)]
             a.broadcast(factor, Mem(RSI, (i * self.p.left_stride + k) * _FLOAT))
             for j, z in enumerate(row):
-                a.vector("fma231", z, factor, _FACTORS[j])
+                a.vector("fma231", z, factor, self.factors[j])
 
 
 __all__ = ["ByColumn", "ByElement", "Compiled", "Post", "Product", "compiled", "in_panels"]

@@ -36,7 +36,7 @@ class Worker:
         self, asm: Assembler, threads: int, parallel: int, registers: Sequence[int], masks: Mapping[int, int],
         room: int = 0,
     ) -> None:  # fmt: skip
-        """`registers` get the numbers of a task, in order. `masks` has how many elements each mask register lets pass.
+        """`registers` get the numbers of a task, in order. `masks` has how many elements each mask lets pass.
 
         `parallel` is the address of libgomp's GOMP_parallel.
         """
@@ -76,8 +76,7 @@ class Worker:
             a.align_down(RSP, _ALIGNED)
         a.copy(R15, RDI)
         for number, elements in masks.items():
-            a.constant(RAX, (1 << elements) - 1)
-            a.mask(number, RAX)
+            a.mask(number, elements)
         a.set(self.following)
         a.constant(RAX, 1)
         a.fetch_add(Mem(R15, _COUNTER), RAX)

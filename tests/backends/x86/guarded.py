@@ -9,16 +9,19 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from hypothesis import HealthCheck, settings
-from machine_code import BEHIND, walled
+from machine_code import BEHIND, isa, walled
 from numpy.typing import NDArray
 
+from taso.backends.x86.assembler import AVX2
 from taso.backends.x86.code import Code
+from taso.backends.x86.depthwise import Span
 from taso.backends.x86.functions import Function
 from taso.backends.x86.posts import ByColumn, ByElement, Post
 
@@ -87,8 +90,9 @@ def in_a_process(module: str, call: str) -> int:
     """The exit status of a process of its own that calls a function of a module of tests."""
     here = Path(__file__).parent
     code = (
-        f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); import {module}; {module}.{call}; "
-        "print('done')"
+        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
+        "import machine_code; from taso.backends.x86.assembler import Isa; "
+        f"machine_code.choose({isa()!r}); import {module}; {module}.{call}; print('done')"
     )
     paths = [str(here), str(here.parent), str(here.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -115,6 +119,92 @@ def both_at_once(works: Sequence[Callable[[], bool]], times: int = 100) -> list[
     for thread in threads:
         thread.join()
     return wrong
+
+
+class Windows(Protocol):
+    """The problem of a convolution, depthwise or in groups."""
+
+    @property
+    def images(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def rows(self) -> Span: ...
+    @property
+    def columns(self) -> Span: ...
+    @property
+    def posts(self) -> tuple[Post, ...]: ...
+
+
+class Bindable(Protocol):
+    """The machine code of a convolution."""
+
+    def bind(
+        self, data: int, filters: int, out: int, others: Sequence[int]
+    ) -> tuple[Callable[[], object], object]: ...  # fmt: skip
+
+
+class Windowed:
+    """A convolution bound to tensors of its own: data where windows meet it, filters, result, operands of posts.
+
+    What it should be says `exact`: the result, and by how much it may differ.
+    """
+
+    d: Windows
+    random: np.random.Generator
+
+    def place(self, channels: int, packed: Array, compiled: Bindable, wall: str) -> None:
+        """Makes the tensors and binds the code to them; `channels` are the result's."""
+        d = self.d
+        self.filters = Tensor(packed.shape, packed, wall)
+        self.data = Tensor((d.images, d.rows.size, d.columns.size, d.channels), None, wall)
+        met = [
+            sorted({s.stride * i - s.pad + tap for i in range(s.out) for tap in range(s.taps)} & set(range(s.size)))
+            for s in (d.rows, d.columns)
+        ]
+        at = np.ix_(range(d.images), *met, range(d.channels))
+        self.data.array[at] = self.normal(d.images, len(met[0]), len(met[1]), d.channels)
+        self.out = Tensor((d.images, d.rows.out, d.columns.out, channels), None, wall)
+        self.others = operands_for(d.posts, self.out.shape, self.random, wall)
+        self.compiled = compiled
+        addresses = [o.address for o in self.others]
+        self.call, self.kept = compiled.bind(self.data.address, self.filters.address, self.out.address, addresses)
+
+    def normal(self, *dims: int) -> Array:
+        return self.random.standard_normal(dims).astype(np.float32)
+
+    def taps(self) -> Iterator[tuple[tuple[int, int], Wide]]:
+        """Each tap, and what the windows read at it."""
+        d = self.d
+        ends = [(s.pad, max(s.stride * (s.out - 1) + s.taps - s.pad - s.size, 0)) for s in (d.rows, d.columns)]
+        # what no window meets counts for nothing
+        held = np.where(self.data.written(), self.data.array, 0).astype(np.float64)
+        padded = np.pad(held, ((0, 0), *ends, (0, 0)))
+        for i, j in itertools.product(range(d.rows.taps), range(d.columns.taps)):
+            rows = slice(i, i + d.rows.stride * (d.rows.out - 1) + 1, d.rows.stride)
+            columns = slice(j, j + d.columns.stride * (d.columns.out - 1) + 1, d.columns.stride)
+            yield (i, j), padded[:, rows, columns]
+
+    def exact(self) -> tuple[Wide, Wide]:
+        raise NotImplementedError
+
+    def run(self) -> Array:
+        assert not self.call()
+        return self.out.array.copy()
+
+    def check(self) -> Array:
+        """The result, if it is right and nothing else was touched, twice in the same bits."""
+        read = [self.data, self.filters, *self.others]
+        before = [tensor.copy() for tensor in read]
+        wanted, allowed = self.exact()
+        found = self.run()
+        assert self.out.written().all() and self.out.kept_to_itself()
+        assert np.isfinite(found).all()
+        assert (np.abs(found - wanted) <= allowed).all()
+        assert all(np.array_equal(a, b.copy()) for a, b in zip(before, read, strict=True)), "only read"
+        self.out.clear()
+        assert np.array_equal(self.run(), found), "nothing is left from one run that changes the next"
+        return found
 
 
 # ── posts ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,11 +281,25 @@ def with_posts(
 
 # ── code that is wrong ───────────────────────────────────────────────────────────────────────────────────────────
 
-# EVEX, what prefix and map they have, opcode: another opcode there
+# EVEX or VEX, what prefix and map they have, opcode: another opcode there
 CORRUPTIONS = {
     "a product taken off": (0xB8, 0xBC), "a difference for a sum": (0x58, 0x5C), "a sum for a difference": (0x5C, 0x58),
     "a sum for a product": (0x59, 0x58),
 }  # fmt: skip
+
+
+def operations(code: bytes, opcode: int) -> list[int]:
+    """Where the opcodes of operations on vectors are, none of which has a mask, that have this one."""
+    if isa() == AVX2:
+        # as long as a register, of VEX's three bytes
+        return [
+            i + 3 for i in range(len(code) - 4)
+            if code[i] == 0xC4 and code[i + 1] & 0x1C == 0 and code[i + 2] & 0x84 == 4 and code[i + 3] == opcode
+        ]  # fmt: skip
+    return [
+        i + 4 for i in range(len(code) - 5)
+        if code[i] == 0x62 and code[i + 3] & 0x60 == 0x40 and code[i + 4] == opcode and code[i + 2] & 4
+    ]  # fmt: skip
 
 
 def corrupted(before: int, after: int, which: int, changed: list[int]) -> Callable[[bytes], Code]:
@@ -203,12 +307,9 @@ def corrupted(before: int, after: int, which: int, changed: list[int]) -> Callab
 
     def made(code: bytes) -> Code:
         wrong = bytearray(code)
-        places = [
-            i for i in range(len(code) - 5)
-            if code[i] == 0x62 and code[i + 3] & 0x60 == 0x40 and code[i + 4] == before and code[i + 2] & 4
-        ]  # fmt: skip
+        places = operations(code, before)
         changed.append(places[which])
-        wrong[places[which] + 4] = after
+        wrong[places[which]] = after
         return Code(bytes(wrong))
 
     return made

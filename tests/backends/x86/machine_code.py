@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import library
-from taso.backends.x86.assembler import RAX, RDI, RDX, RSI, Assembler, Mem
+from taso.backends.x86.assembler import AVX2, AVX512, RAX, RDI, RDX, RSI, Assembler, Isa, Mem
 from taso.backends.x86.code import Code, runs_here
 from taso.backends.x86.functions import Function, write
+from taso.backends.x86.vectors import assembler
 from taso.graph.errors import BackendUnavailable
 
 Array = NDArray[np.float32]
@@ -20,20 +21,35 @@ CANARY = np.uint32(0x7FC0BEEF)
 """The bits of a NaN that no computation makes: what is read of it makes a result NaN, what is written over is seen."""
 
 
-def why_not() -> str:
-    """Why machine code for AVX-512 does not run here, or nothing."""
+def why_not(isa: Isa = AVX2) -> str:
+    """Why machine code of these instructions does not run here, or nothing: what runs anywhere is made of AVX2."""
     if not runs_here():
         return "this process may not run machine code for x86-64 that it makes"
     try:
-        isa = library().isa
+        name = library().isa
     except BackendUnavailable as error:
         return str(error)
-    return "" if "avx512" in isa else f"the processor has no AVX-512: oneDNN uses {isa}"
+    has = name.startswith("avx512") or isa == AVX2 and name.startswith("avx2")
+    return "" if has else f"the processor has no {isa.name}: oneDNN uses {name}"
+
+
+HERE = [isa for isa in (AVX512, AVX2) if not why_not(isa)]
+"""The instructions that run here, the widest first."""
+_CHOSEN = HERE[:1] or [AVX2]
+
+
+def isa() -> Isa:
+    """The instructions that are tested now."""
+    return _CHOSEN[0]
+
+
+def choose(isa: Isa) -> None:
+    _CHOSEN[0] = isa
 
 
 def elementwise(writing: Callable[[Assembler], object], registers: tuple[int, ...] = ()) -> Callable[[Array], Array]:
     """A function of arrays by code that replaces the elements in register 0; `registers` are filled with NaN before."""
-    asm = Assembler()
+    asm, width = assembler(isa()), isa().width
     top = asm.here()
     for register in registers:
         asm.vector("xor", register, register, register)
@@ -41,7 +57,7 @@ def elementwise(writing: Callable[[Assembler], object], registers: tuple[int, ..
     asm.move(0, Mem(RDI))
     writing(asm)
     asm.write(Mem(RSI), 0)
-    for register, step in ((RDI, 64), (RSI, 64), (RDX, -1)):
+    for register, step in ((RDI, isa().bytes), (RSI, isa().bytes), (RDX, -1)):
         asm.add(register, step)
     asm.jump(top, "nonzero")
     asm.end_vectors()
@@ -51,10 +67,10 @@ def elementwise(writing: Callable[[Assembler], object], registers: tuple[int, ..
     call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.address)
 
     def run(x: Array, code: Code = code) -> Array:
-        given = np.zeros(-(-max(x.size, 1) // 16) * 16, np.float32)
+        given = np.zeros(-(-max(x.size, 1) // width) * width, np.float32)
         given[: x.size] = x
         found = np.full_like(given, 7)
-        assert call(given.ctypes.data, found.ctypes.data, given.size // 16) == 0
+        assert call(given.ctypes.data, found.ctypes.data, given.size // width) == 0
         return found[: x.size]
 
     return run
@@ -62,7 +78,8 @@ def elementwise(writing: Callable[[Assembler], object], registers: tuple[int, ..
 
 def by_code(function: Function) -> Callable[[Array], Array]:
     """A function of one element as products apply it."""
-    return elementwise(lambda asm: write(asm, function, 0, (28, 29, 30, 31)), (28, 29, 30, 31))
+    temporaries = tuple(range(isa().registers))[-4:]
+    return elementwise(lambda asm: write(asm, function, 0, temporaries), temporaries)
 
 
 BEHIND, BEFORE = "behind", "before"

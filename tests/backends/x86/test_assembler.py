@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+import guarded
 import pytest
 
 from taso.backends.x86 import assembler as asm_module
-from taso.backends.x86.assembler import R15, RAX, RBP, RDI, RSP, Assembler, Mem, Pooled
+from taso.backends.x86 import products
+from taso.backends.x86.assembler import AVX2, AVX512, R15, RAX, RBP, RDI, RSP, Assembler, Isa, Mem, Pooled
+from taso.backends.x86.avx2 import Avx2
+from taso.backends.x86.avx512 import Avx512
+from taso.backends.x86.functions import Function
+from taso.backends.x86.products import ByColumn, ByElement, Product
 from taso.graph.errors import BackendError
 
 OBJDUMP = shutil.which("objdump")
@@ -34,7 +40,7 @@ VECTORS = (0, 1, 7, 8, 15, 16, 23, 24, 31)
 OPCODES = {
     "add": "vaddps", "mul": "vmulps", "sub": "vsubps", "min": "vminps", "div": "vdivps", "max": "vmaxps",
     "fma231": "vfmadd231ps", "fma213": "vfmadd213ps", "fnma231": "vfnmadd231ps", "fnma213": "vfnmadd213ps",
-    "scale": "vscalefps", "xor": "vpxord", "and": "vpandd", "or": "vpord",
+    "xor": "vpxord", "and": "vpandd", "or": "vpord",
 }  # fmt: skip
 JUMPS = {"": "jmp", "zero": "je", "nonzero": "jne", "below": "jb", "at least": "jae"}
 
@@ -43,7 +49,7 @@ JUMPS = {"": "jmp", "zero": "je", "nonzero": "jne", "below": "jb", "at least": "
 class Listing:
     """Instructions written, each with the text that it should disassemble to."""
 
-    asm: Assembler = field(default_factory=Assembler)
+    asm: Avx512 = field(default_factory=Avx512)
     wanted: dict[int, str | Callable[[], str]] = field(default_factory=dict)
     constants: dict[int, float] = field(default_factory=dict)
 
@@ -187,11 +193,13 @@ def test_operations_on_vectors_take_memory_and_constants(name: str, tmp_path: Pa
 
 
 def test_every_operation_on_vectors_is_among_these() -> None:
-    assert set(OPCODES) == set(asm_module._VECTOR) and set(JUMPS) - {""} == set(asm_module._CONDITIONS)
-    # one test at least calls each of these
-    tested = {name for name in dir(Assembler) if not name.startswith("_")}
-    said = set(re.findall(r"\ba\.(\w+)", Path(__file__).read_text())) | {"finish", "offset", "here", "label", "set"}
-    assert tested <= said
+    assert set(OPCODES) == set(asm_module.OPCODES) and set(JUMPS) - {""} == set(asm_module._CONDITIONS)
+    # one test at least calls each of these, what is on vectors for both kinds of them
+    tested = {name for name in dir(Assembler) if not name.startswith("_")} - {"isa", "least_power"}
+    wide, short = re.split(r"\n# ── registers of 256 bits ─+\n", Path(__file__).read_text())
+    called = [set(re.findall(r"\ba\.(\w+)", text)) for text in (wide, short)]
+    assert tested <= called[0] | {"finish", "offset", "here", "label", "set"}
+    assert Assembler.__abstractmethods__ - {"least_power"} <= called[1]
 
 
 def test_moves_of_vectors_respect_masks(tmp_path: Path) -> None:
@@ -206,8 +214,10 @@ def test_moves_of_vectors_respect_masks(tmp_path: Path) -> None:
         kept = f"{{k{mask}}}" if mask else ""
         code.add(f"vmovups {memory(at, 'ZMMWORD')}{kept},zmm{one}", a.write, at, one, mask)
         code.add(f"vbroadcastss zmm{one},{memory(at, 'DWORD')}", a.broadcast, one, at)
-    for number, register in product(range(1, 8), range(8)):
-        code.add(f"kmovw k{number},{LOW[register]}", a.mask, number, register)
+    for number, elements in product(range(1, 8), (1, 7, 15)):
+        code.add(f"movabs rax,{(1 << elements) - 1:#x}", a.mask, number, elements)
+        # behind the ten bytes of that
+        code.wanted[a.offset(a.here()) - 4] = f"kmovw k{number},eax"
     code.check(tmp_path)
 
 
@@ -217,9 +227,23 @@ def test_functions_of_one_vector_are_the_ones_that_are_meant(tmp_path: Path) -> 
     for one, two in product(range(32), repeat=2):
         code.add(f"vrndscaleps zmm{one},zmm{two},0x0", a.round, one, two)
         code.add(f"vrcp14ps zmm{one},zmm{two}", a.reciprocal, one, two)
+        for element in range(4):
+            code.add(f"vpermilps zmm{one},zmm{two},{element * 0x55:#x}", a.spread, one, two, element)
+        code.add(f"vscalefps zmm{one},zmm{two},zmm{(one + two) % 32}", a.times_power, one, two, (one + two) % 32)
     for register, value in product(range(32), (2.0, -0.0, 1e-45)):
         code.add(f"vbroadcastss zmm{register},DWORD PTR [rip]", a.broadcast, register, Pooled(value), constant=value)
     code.check(tmp_path)
+
+
+def test_an_inverse_is_an_estimate_and_a_step_behind_it(tmp_path: Path) -> None:
+    code = Listing()
+    a = code.asm
+    a.inverse(3, 17, 9)
+    texts = [text for text, _ in disassembled(a.finish(), a.offset(a.here()), tmp_path).values()]
+    assert texts == [
+        "vrcp14ps zmm3,zmm17", "vbroadcastss zmm9,DWORD PTR [rip]", "vfnmadd231ps zmm9,zmm17,zmm3",
+        "vmulps zmm3,zmm3,zmm9",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("one, two, temporary", [(0, 1, 2), (31, 17, 30), (5, 5, 8), (16, 24, 15)])
@@ -233,7 +257,7 @@ def test_the_absolute_value_is_all_but_the_sign(one: int, two: int, temporary: i
 
 
 def test_constants_are_held_once_each() -> None:
-    a = Assembler()
+    a = Avx512()
     for value in (1.0, 2.0, 1.0, 0.0, -0.0, 2.0):
         a.broadcast(0, Pooled(value))
     code = a.finish()
@@ -261,17 +285,11 @@ def test_jumps_go_forward_and_back(tmp_path: Path) -> None:
 
 
 def test_a_label_that_is_never_set_is_an_error() -> None:
-    a = Assembler()
+    a = Avx512()
     a.jump(a.label(), "zero")
     a.ret()
     with pytest.raises(BackendError, match="label that is not set"):
         a.finish()
-
-
-@pytest.mark.parametrize("register", range(8, 16))
-def test_masks_come_from_the_first_eight_registers(register: int) -> None:
-    with pytest.raises(BackendError, match="first eight"):
-        Assembler().mask(1, register)
 
 
 def test_places_add_up() -> None:
@@ -290,3 +308,196 @@ def test_a_corrupted_instruction_does_not_pass(byte: int, tmp_path: Path) -> Non
     listing(False).check(tmp_path)
     with pytest.raises(AssertionError):
         listing(True).check(tmp_path)
+
+
+# ── registers of 256 bits ────────────────────────────────────────────────────────────────────────────────────────
+
+
+VEX_OPCODES = {name: text.replace("vpxord", "vpxor").replace("vpandd", "vpand").replace("vpord", "vpor")
+               for name, text in OPCODES.items()}  # fmt: skip
+PASSING = struct.pack("<8I", *(3 * [0xFFFFFFFF]), *(5 * [0]))
+"""What lies in the pool for a mask of three elements."""
+
+
+@dataclass
+class Short:
+    """Instructions on ymm registers, and their texts: one of the assembler may be several of the processor."""
+
+    asm: Avx2 = field(default_factory=Avx2)
+    wanted: list[str] = field(default_factory=list)
+    pooled: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.asm.mask(2, 3)
+
+    def add(self, texts: list[str], write: Callable[..., object], *operands: object, **options: object) -> None:
+        self.wanted += texts
+        write(*operands, **options)
+
+    def check(self, folder: Path) -> None:
+        end = self.asm.offset(self.asm.here())
+        code = self.asm.finish()
+        found = list(disassembled(code, end, folder).values())
+        assert [text for text, _ in found] == self.wanted
+        places = [to for _, to in found if to is not None]
+        assert all(to >= end and to % 32 == 0 for to in places)
+        assert [code[to : to + 32] for to in places] == self.pooled, "the numbers that are meant, to the bit"
+
+
+def each(value: float) -> bytes:
+    return struct.pack("<f", value) * 8
+
+
+@pytest.mark.parametrize("name", VEX_OPCODES)
+def test_operations_on_short_vectors_take_registers_memory_and_constants(name: str, tmp_path: Path) -> None:
+    code = Short()
+    a, text = code.asm, VEX_OPCODES[name]
+    for one, two, three in product(range(16), (0, 7, 8, 15), (0, 5, 8, 15)):
+        code.add([f"{text} ymm{one},ymm{two},ymm{three}"], a.vector, name, one, two, three)
+    for number, at in enumerate(places()):
+        one, two = number % 16, (number * 5 + 3) % 16
+        code.add([f"{text} ymm{one},ymm{two},{memory(at, 'YMMWORD')}"], a.vector, name, one, two, at)
+        code.add(
+            ["vmovups ymm15,YMMWORD PTR [rip]", f"vmaskmovps ymm15,ymm15,{memory(at, 'YMMWORD')}",
+             f"{text} ymm{one},ymm{two},ymm15"], a.vector, name, one, two, at, mask=2,
+        )  # fmt: skip
+        code.pooled.append(PASSING)
+    for one, value in product((0, 9), (0.0, -0.0, 1.0, -3.4e38, 1e-45, float("inf"))):
+        code.add([f"{text} ymm{one},ymm7,YMMWORD PTR [rip]"], a.vector, name, one, 7, Pooled(value))
+        code.pooled.append(each(value))
+    code.check(tmp_path)
+
+
+def test_moves_of_short_vectors_respect_masks(tmp_path: Path) -> None:
+    code = Short()
+    a, load = code.asm, "vmovups ymm15,YMMWORD PTR [rip]"
+    for one, two in product(range(16), repeat=2):
+        code.add([f"vmovups ymm{one},ymm{two}"], a.move, one, two)
+    for number, at in enumerate(places()):
+        any_one, one, shown = number % 16, number % 15, memory(at, "YMMWORD")
+        code.add([f"vmovups ymm{any_one},{shown}"], a.move, any_one, at)
+        code.add([f"vmovups {shown},ymm{any_one}"], a.write, at, any_one)
+        code.add([f"vbroadcastss ymm{any_one},{memory(at, 'DWORD')}"], a.broadcast, any_one, at)
+        # register 15 is the assembler's own where there is a mask
+        code.add(
+            [f"vmovups ymm{one},YMMWORD PTR [rip]", f"vmaskmovps ymm{one},ymm{one},{shown}"], a.move, one, at, 2
+        )  # fmt: skip
+        code.add([load, f"vmaskmovps {shown},ymm15,ymm{one}"], a.write, at, one, 2)
+        code.pooled += [PASSING, PASSING]
+    code.check(tmp_path)
+
+
+def test_functions_of_one_short_vector_are_the_ones_that_are_meant(tmp_path: Path) -> None:
+    code = Short()
+    a = code.asm
+    for one, two in product(range(15), repeat=2):
+        three = (one + two) % 15
+        code.add([f"vroundps ymm{one},ymm{two},0x0"], a.round, one, two)
+        for element in range(4):
+            code.add([f"vpermilps ymm{one},ymm{two},{element * 0x55:#x}"], a.spread, one, two, element)
+        code.add(
+            [f"vmovups ymm{three},YMMWORD PTR [rip]", f"vdivps ymm{one},ymm{three},ymm{two}"],
+            a.inverse, one, two, three,
+        )  # fmt: skip
+        code.add(
+            [f"vmovups ymm{three},YMMWORD PTR [rip]", f"vpandn ymm{one},ymm{three},ymm{two}"],
+            a.absolute, one, two, three,
+        )  # fmt: skip
+        code.add(
+            [f"vcvtps2dq ymm15,ymm{three}", "vpaddd ymm15,ymm15,YMMWORD PTR [rip]", "vpslld ymm15,ymm15,0x17",
+             f"vmulps ymm{one},ymm{two},ymm15"], a.times_power, one, two, three,
+        )  # fmt: skip
+        code.pooled += [each(1.0), each(-0.0), struct.pack("<8i", *(8 * [127]))]
+        code.add([f"vmovups ymm{one},YMMWORD PTR [rip]"], a.broadcast, one, Pooled(2.5))
+        code.pooled.append(each(2.5))
+    code.check(tmp_path)
+
+
+@pytest.mark.parametrize("write", [
+    lambda a: a.move(0, Mem(RAX), 1), lambda a: a.write(Mem(RAX), 0, 1),
+    lambda a: a.vector("add", 0, 0, Mem(RAX), mask=1),
+], ids=["move", "write", "vector"])  # fmt: skip
+def test_a_mask_of_short_vectors_that_is_not_set_is_an_error(write: Callable[[Avx2], object]) -> None:
+    a = Avx2()
+    a.mask(2, 3)
+    with pytest.raises(BackendError, match="no mask 1"):
+        write(a)
+
+
+def test_a_mask_of_short_vectors_is_for_memory_alone() -> None:
+    a = Avx2()
+    a.mask(1, 3)
+    with pytest.raises(BackendError, match="in memory"):
+        a.move(0, 1, 1)
+
+
+@pytest.mark.parametrize("elements", range(1, 8))
+def test_masks_of_short_vectors_lie_in_the_pool(elements: int) -> None:
+    a = Avx2()
+    # no code sets them, and the last one counts
+    a.mask(1, 8 - elements)
+    a.mask(1, elements)
+    a.mask(2, 8)
+    assert a.offset(a.here()) == 0
+    a.move(0, Mem(RAX), 1)
+    a.write(Mem(RAX), 0, 2)
+    pool = a.finish()[64:]
+    assert struct.unpack("<16i", pool) == (*elements * [-1], *(8 - elements) * [0], *8 * [-1])
+
+
+def test_constants_of_short_vectors_are_held_once_each_a_register_long() -> None:
+    a = Avx2()
+    a.mask(1, 5)
+    for value in (1.0, 2.0, 1.0, 0.0, -0.0, 2.0):
+        a.broadcast(0, Pooled(value))
+        a.vector("mul", 0, 1, Pooled(value))
+        a.move(0, Mem(RAX), 1)
+    end = a.offset(a.here())
+    code = a.finish()
+    start = 64 * -(-end // 64)
+    wanted = each(1.0), struct.pack("<8i", *(5 * [-1]), *(3 * [0])), each(2.0), each(0.0), each(-0.0)
+    assert code[start:] == b"".join(wanted) and not any(code[end:start])
+
+
+@pytest.mark.parametrize("byte", range(7))
+def test_a_corrupted_instruction_on_short_vectors_does_not_pass(byte: int, tmp_path: Path) -> None:
+    def listing(corrupted: bool) -> Short:
+        code = Short()
+        code.add(["vfmadd231ps ymm9,ymm3,YMMWORD PTR [r12+0x40]"], code.asm.vector, "fma231", 9, 3, Mem(12, 64))
+        if corrupted:
+            code.asm._code[byte] ^= 0x20
+        return code
+
+    listing(False).check(tmp_path)
+    with pytest.raises(AssertionError):
+        listing(True).check(tmp_path)
+
+
+@pytest.mark.parametrize("isa", [AVX512, AVX2], ids=lambda isa: isa.name)
+def test_operations_that_other_tests_corrupt_are_those_of_the_code(
+    isa: Isa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "isa", lambda: isa)
+    posts = (ByColumn("add"), Function("gelu_erf"), ByElement("sub"), Function("relu"), ByColumn("mul"))
+    a = products._Writer(Product(20, 9, 37, 9, 37, posts, isa=isa), 0).asm
+    end = a.offset(a.here())
+    code = a.finish()
+    listing = disassembled(code, end, tmp_path)
+    # behind EVEX's prefix of four bytes, or VEX's of three
+    prefix = 4 if isa == AVX512 else 3
+    for opcode, name in ((0xB8, "vfmadd231ps"), (0x58, "vaddps"), (0x59, "vmulps"), (0x5C, "vsubps"), (0x5F, "vmaxps")):
+        wanted = [at + prefix for at, (text, _) in listing.items() if text.startswith(f"{name} ")]
+        assert wanted and guarded.operations(code, opcode) == wanted
+
+
+@pytest.mark.parametrize("place", (0, 31))
+def test_a_corrupted_constant_of_short_vectors_does_not_pass(place: int, tmp_path: Path) -> None:
+    code = Short()
+    code.add(["vmovups ymm3,YMMWORD PTR [rip]"], code.asm.broadcast, 3, Pooled(1.5))
+    code.pooled.append(each(1.5))
+    code.check(tmp_path)
+    wrong = bytearray(each(1.5))
+    wrong[place] ^= 1
+    code.pooled[0] = bytes(wrong)
+    with pytest.raises(AssertionError, match="to the bit"):
+        code.check(tmp_path)

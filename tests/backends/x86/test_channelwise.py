@@ -15,9 +15,10 @@ from choices import Choose, drawn, lowering, possible_layouts, with_algorithms
 from guarded import both_at_once
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from machine_code import why_not
+from machine_code import isa
 from test_onednn_executor import Array, Build, feeds_for, worst
-from test_winograd import run
+from test_winograd import TOLERANCE as OF_TILES
+from test_winograd import Case, operands_of, run
 
 import taso
 import taso.graph.ops  # noqa: F401  # registers the operators
@@ -37,10 +38,9 @@ from taso.graph.graph import Graph, Value
 from taso.graph.operator import AttrValue, Weight
 from taso.graph.types import DType
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
+pytestmark = pytest.mark.usefixtures("code_of_isa")
 
 NAME = channelwise.NAME
-BY_CODE = "x86:avx512"
 TOLERANCE = 5e-6
 """max|a − b| / max|b|: some times what sums of some hundred terms in float32 lose."""
 TILED = 3e-5
@@ -52,6 +52,11 @@ FUZZ = settings(
 
 
 # ── plans and what they make ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_code() -> str:
+    """The name of a launch of machine code."""
+    return f"x86:{isa().name}"
 
 
 def by(name: str) -> Choose:
@@ -99,7 +104,7 @@ def launched(job: Job) -> list[str]:
 def coded_jobs(graph: Graph, choices: Choices, name: str = "") -> list[Job]:
     """Kernels by an algorithm that begins so, all of which begin with machine code."""
     found = [job for job in jobs(graph, choices) if job.kernel.algorithm and job.kernel.algorithm.startswith(name)]
-    assert all(launched(job)[0] == BY_CODE for job in found if job.kernel.algorithm == NAME)
+    assert all(launched(job)[0] == by_code() for job in found if job.kernel.algorithm == NAME)
     return found
 
 
@@ -111,7 +116,7 @@ def check(
     choices = choices or planned(graph, by(name))
     found = coded_jobs(graph, choices, name)
     assert len(found) == kernels
-    assert not alone or all(set(launched(job)) == {BY_CODE} for job in found)
+    assert not alone or all(set(launched(job)) == {by_code()} for job in found)
     graph.plans["onednn"] = choices
     for count in threads:
         program = OneDNNBackend(count).compile(graph)
@@ -157,6 +162,16 @@ def test_a_depthwise_convolution_is_one(
 ) -> None:
     build = Build()
     check(build.outputs(depthwise(build, build.input(*dims), taps, bias, strides)))
+
+
+@pytest.mark.parametrize("taps", [(1, 5), (7, 7), (11, 3), (3, 11), (2, 20)], ids=str)
+@pytest.mark.parametrize("step", ("Relu 6", "Gelu"))
+def test_rows_of_more_taps_than_there_are_registers_for_are_read_where_they_are_used(
+    taps: tuple[int, int], step: str
+) -> None:
+    build = Build()
+    value = depthwise(build, build.input(2, 21, 13, 22), taps)
+    check(build.outputs(STEPS[step](build, value)))
 
 
 def test_a_bias_that_is_computed_is_added() -> None:
@@ -316,7 +331,7 @@ def test_every_step_runs_behind_it(anchor: str, step: str) -> None:
     (job,) = check(graph, alone=step in WITH_CODE, tolerance=tolerance, name=name)
     assert len(job.kernel.steps) == 1 + (step != "times sigmoid")
     if step in WITHOUT:
-        assert set(launched(job)) != {BY_CODE}, "there is no code for it, or this list is out of date"
+        assert set(launched(job)) != {by_code()}, "there is no code for it, or this list is out of date"
 
 
 @pytest.mark.parametrize("dims", [(2, 1, 6, 6), (3, 20, 3, 3)], ids=str)
@@ -350,7 +365,7 @@ def test_more_steps_than_there_are_places_for_run_behind(anchor: str) -> None:
         graph = build.outputs(followed(build, started(build, anchor), steps))
         (job,) = check(graph, alone=count <= 16, tolerance=2 * tolerance, name=name)
         assert len(job.kernel.steps) == count + 1
-        assert (set(launched(job)) == {BY_CODE}) == (count <= 16), "there are places for 16"
+        assert (set(launched(job)) == {by_code()}) == (count <= 16), "there are places for 16"
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)
@@ -363,6 +378,31 @@ def test_what_is_convolved_may_be_combined_with_the_result(anchor: str, step: st
     graph = build.outputs(build.op("Relu", build.op(step, value, x)))
     (job,) = check(graph, tolerance=tolerance, name=name)
     assert not recipe_of(job).shares, "the data would be overwritten while it is read"
+
+
+# ── tiles of all sizes ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+TILED_CASES = [
+    # the tile, then the filter: F(2×2, 3×3), F(4×4, 3×3), F(6, 7) and F(4, 5) along either axis
+    ((2, 2), (3, 3)), ((4, 4), (3, 3)), ((1, 6), (1, 7)), ((6, 1), (7, 1)), ((1, 4), (1, 5)), ((4, 1), (5, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tile, taps", TILED_CASES, ids=str)
+@pytest.mark.parametrize("channels, filters", [(33, 45), (5, 3), (12, 20)], ids=str)
+@pytest.mark.parametrize("behind", [(), ("add", "Sigmoid", "by channel")], ids=str)
+def test_tiles_have_channels_that_fill_no_register(
+    tile: tuple[int, int], taps: tuple[int, int], channels: int, filters: int, behind: tuple[str, ...]
+) -> None:
+    pads = taps[0] // 2, taps[1] // 2, taps[0] // 2, taps[1] // 2
+    case = Case((2, channels, 13, 11), filters, taps, pads, behind=behind)
+    graph = case.graph()
+    arrays, wanted = operands_of(case, graph)
+    for threads in (1, 2):
+        found, recipe = run(case.kernel(graph, f"winograd {tile[0]}x{tile[1]}"), arrays, threads)
+        assert {made.name for made in recipe.launches} == {by_code()}
+        assert close(found, wanted, OF_TILES[max(tile)])
 
 
 # ── in place ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -450,7 +490,7 @@ def test_launches_move_to_other_buffers_as_a_whole(anchor: str) -> None:
     (n, channels, height, width), = [o.type.static_shape for o in kernel.results]
     out = np.full((n, height, width, channels), np.nan, np.float32)
     calls = outer.bind([a.ctypes.data for a in reversed(lies)], [0, out.ctypes.data], [a.ctypes.data for a in scratch])
-    assert {found.name for found in outer.launches} == {BY_CODE} and not any(call() for call, _ in calls)
+    assert {found.name for found in outer.launches} == {by_code()} and not any(call() for call, _ in calls)
     assert close(np.moveaxis(out, -1, 1), wanted, tolerance)
 
 
@@ -507,7 +547,7 @@ def test_blocks_of_models_by_machine_code_are_what_they_are_by_definition(name: 
     assert used >= ({"panels", NAME} if name == "mobile" else {"panels", "winograd 4x4"})
     for job in jobs(graph, choices):
         if job.kernel.algorithm:
-            assert set(launched(job)) == {BY_CODE}
+            assert set(launched(job)) == {by_code()}
     check(graph, kernels=3 if name == "mobile" else 0, choices=choices, tolerance=TILED)
 
 
@@ -572,9 +612,10 @@ def _no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded, "runs_here", lambda: False)
 
 
-def _no_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other:
-        isa = "avx2"
+        isa = "avx"
+        parallel_address = 1
 
     monkeypatch.setattr(coded, "library", Other)
 
@@ -601,7 +642,7 @@ def test_a_plan_goes_through_a_file(name: str, tmp_path: Path) -> None:
     assert worst(found, evaluate_graph(graph, feeds, wide=True)) <= TILED
 
 
-@pytest.mark.parametrize("without", (_no_code, _no_avx512))
+@pytest.mark.parametrize("without", (_no_code, _no_avx2))
 @pytest.mark.parametrize("name", MODELS)
 def test_where_machine_code_does_not_run_the_plan_of_a_file_runs_by_other_kernels(
     name: str, without: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -733,6 +774,6 @@ def test_a_filter_that_lies_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -
     graph = build.outputs(started(build, "depthwise"))
     check(graph)
     right = channelwise.by_vector
-    monkeypatch.setattr(channelwise, "by_vector", lambda filters: right(filters[:, ::-1, :]))
+    monkeypatch.setattr(channelwise, "by_vector", lambda filters, isa: right(filters[:, ::-1, :], isa))
     with pytest.raises(AssertionError):
         check(graph)

@@ -14,19 +14,17 @@ from guarded import (
     EVERY_POST,
     FUZZ,
     ROUNDING,
-    Array,
-    Tensor,
     Wide,
+    Windowed,
     both_at_once,
     corrupted,
     draw_posts,
     in_a_process,
-    operands_for,
     with_posts,
 )
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from machine_code import BEFORE, BEHIND, why_not
+from machine_code import BEFORE, BEHIND, isa
 
 from taso.backends.onednn.library import library
 from taso.backends.x86 import worker
@@ -34,10 +32,10 @@ from taso.backends.x86.depthwise import Compiled, Depthwise, Span, by_vector, co
 from taso.backends.x86.functions import Function
 from taso.backends.x86.posts import ByColumn, ByElement, Post
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
+pytestmark = pytest.mark.usefixtures("each_isa")
 
 
-class Bound:
+class Bound(Windowed):
     """A convolution on tensors of its own, and what it should be.
 
     Pixels that no window meets hold no numbers, nor do filters where vectors of channels are filled up.
@@ -45,67 +43,20 @@ class Bound:
 
     def __init__(self, problem: Depthwise, seed: int = 0, wall: str = "", code: Depthwise | None = None) -> None:
         """`code` is a convolution to run in its stead, with operands as many."""
-        d, self.random = problem, np.random.default_rng(seed)
-        self.d = d
-        self.weights = self.normal(d.channels, d.rows.taps, d.columns.taps)
-        packed = by_vector(self.weights)
-        self.filters = Tensor(packed.shape, packed, wall)
-        self.data = Tensor((d.images, d.rows.size, d.columns.size, d.channels), None, wall)
-        met = [
-            sorted({s.stride * i - s.pad + tap for i in range(s.out) for tap in range(s.taps)} & set(range(s.size)))
-            for s in (d.rows, d.columns)
-        ]
-        at = np.ix_(range(d.images), *met, range(d.channels))
-        self.data.array[at] = self.normal(d.images, len(met[0]), len(met[1]), d.channels)
-        self.out = Tensor((d.images, d.rows.out, d.columns.out, d.channels), None, wall)
-        self.others = operands_for(d.posts, self.out.shape, self.random, wall)
-        self.compiled = compiled(code or d, library().parallel_address)
-        addresses = [o.address for o in self.others]
-        self.call, self.kept = self.compiled.bind(
-            self.data.address, self.filters.address, self.out.address, addresses
-        )
-
-    def normal(self, *dims: int) -> Array:
-        return self.random.standard_normal(dims).astype(np.float32)
+        self.d, self.random = replace(problem, isa=isa()), np.random.default_rng(seed)
+        self.weights = self.normal(problem.channels, problem.rows.taps, problem.columns.taps)
+        found = compiled(replace(code or problem, isa=isa()), library().parallel_address)
+        self.place(problem.channels, by_vector(self.weights, isa()), found, wall)
 
     def exact(self) -> tuple[Wide, Wide]:
         """The result and by how much it may differ: each tap is a product and a sum that is rounded once."""
         d = self.d
-        padded = self.padded()
         found, sizes = np.zeros(self.out.shape), np.zeros(self.out.shape)
-        for i, j in product(range(d.rows.taps), range(d.columns.taps)):
-            rows = slice(i, i + d.rows.stride * (d.rows.out - 1) + 1, d.rows.stride)
-            columns = slice(j, j + d.columns.stride * (d.columns.out - 1) + 1, d.columns.stride)
-            term = padded[:, rows, columns] * self.weights[:, i, j].astype(np.float64)
+        for (i, j), read in self.taps():
+            term = read * self.weights[:, i, j].astype(np.float64)
             found += term
             sizes += np.abs(term)
         return with_posts(d.posts, self.others, found, d.rows.taps * d.columns.taps * ROUNDING * sizes)
-
-    def padded(self) -> Wide:
-        """The picture with as much around it as windows reach over."""
-        d = self.d
-        ends = [(s.pad, max(s.stride * (s.out - 1) + s.taps - s.pad - s.size, 0)) for s in (d.rows, d.columns)]
-        # what no window meets counts for nothing
-        held = np.where(self.data.written(), self.data.array, 0).astype(np.float64)
-        return np.pad(held, ((0, 0), *ends, (0, 0)))
-
-    def run(self) -> Array:
-        assert not self.call()
-        return self.out.array.copy()
-
-    def check(self) -> Array:
-        """The result, if it is right and nothing else was touched, twice in the same bits."""
-        read = [self.data, self.filters, *self.others]
-        before = [tensor.copy() for tensor in read]
-        wanted, allowed = self.exact()
-        found = self.run()
-        assert self.out.written().all() and self.out.kept_to_itself()
-        assert np.isfinite(found).all()
-        assert (np.abs(found - wanted) <= allowed).all()
-        assert all(np.array_equal(a, b.copy()) for a, b in zip(before, read, strict=True)), "only read"
-        self.out.clear()
-        assert np.array_equal(self.run(), found), "nothing is left from one run that changes the next"
-        return found
 
 
 def span(size: int, taps: int, stride: int = 1, before: int = 0, behind: int = 0) -> Span:
@@ -214,7 +165,7 @@ def test_where_it_is_possible_instructions_reach_all_there_is(size: int, stride:
     """Code alone is written: nobody has memory for such tensors."""
     columns = Span(size, max(min((size - taps) // stride + 1, 20), 1), min(taps, size), stride, 0)
     if possible(alike(5, 3), columns, channels):
-        Compiled(Depthwise(1, channels, alike(5, 3), columns, (ByElement("add"), ByColumn("add"))), 0)
+        Compiled(Depthwise(1, channels, alike(5, 3), columns, (ByElement("add"), ByColumn("add")), isa=isa()), 0)
     else:
         assert (size + 8 * stride + taps) * channels * 4 >= 1 << 30, "what may be reached is"
 
@@ -285,12 +236,12 @@ def test_a_result_may_lie_where_what_is_added_does() -> None:
 
 
 @pytest.mark.parametrize("channels", (1, 15, 16, 17, 32, 40))
-def test_filters_lie_by_16_channels_tap_by_tap(channels: int) -> None:
+def test_filters_lie_by_a_registers_channels_tap_by_tap(channels: int) -> None:
     filters = np.arange(1, channels * 6 + 1, dtype=np.float32).reshape(channels, 2, 3)
-    found = by_vector(filters)
-    wanted = np.zeros(-(-channels // 16) * 16 * 6, np.float32)
+    found, width = by_vector(filters, isa()), isa().width
+    wanted = np.zeros(-(-channels // width) * width * 6, np.float32)
     for c, i, j in np.ndindex(channels, 2, 3):
-        wanted[(c // 16 * 6 + i * 3 + j) * 16 + c % 16] = filters[c, i, j]
+        wanted[(c // width * 6 + i * 3 + j) * width + c % width] = filters[c, i, j]
     assert found.dtype == np.float32 and np.array_equal(found, wanted)
     assert found.ctypes.data % 64 == 0
 
@@ -302,11 +253,11 @@ def test_blocks_are_all_pixels_in_order_and_say_what_each_reads(
 ) -> None:
     assume(size + before + behind >= taps)
     s = span(size, taps, stride, before, behind)
-    reads = [inside for kind, count in s.blocks() for _ in range(count) for inside in kind]
+    reads = [inside for kind, count in s.blocks(8) for _ in range(count) for inside in kind]
     assert reads == [
         tuple(0 <= i * stride - before + tap < size for tap in range(taps)) for i in range(s.out)
     ]  # fmt: skip
-    assert all(0 < len(kind) <= 8 for kind, _ in s.blocks())
+    assert all(0 < len(kind) <= 8 for kind, _ in s.blocks(8))
 
 
 # ── threads and memory ───────────────────────────────────────────────────────────────────────────────────────────
@@ -365,7 +316,7 @@ EXAMPLE = Depthwise(1, 20, alike(7, 3), alike(12, 5), POSTS)
 def test_a_post_that_is_left_out_is_seen(dropped: int) -> None:
     bound = Bound(EXAMPLE)
     bound.check()
-    fewer = Compiled(replace(EXAMPLE, posts=POSTS[:dropped] + POSTS[dropped + 1 :]), library().parallel_address)
+    fewer = Compiled(replace(bound.d, posts=POSTS[:dropped] + POSTS[dropped + 1 :]), library().parallel_address)
     operands = iter(bound.others)
     theirs = [None if isinstance(post, Function) else next(operands).address for post in POSTS]
     left = [address for i, address in enumerate(theirs) if i != dropped and address is not None]
@@ -381,7 +332,8 @@ def test_a_coefficient_that_is_wrong_is_seen(tap: int, channel: int) -> None:
     bound = Bound(replace(EXAMPLE, posts=()))
     bound.check()
     # by a thousandth
-    bound.filters.array.reshape(2, 15, 16)[channel // 16, tap, channel % 16] += 1e-3
+    width = isa().width
+    bound.filters.array.reshape(-1, 15, width)[channel // width, tap, channel % width] += 1e-3
     with pytest.raises(AssertionError):
         bound.check()
 

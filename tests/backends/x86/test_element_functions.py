@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from machine_code import Array, by_code, elementwise, why_not
+from machine_code import Array, by_code, elementwise, isa
 from numpy.typing import NDArray
 
 from taso.backends.x86 import functions
-from taso.backends.x86.assembler import Assembler
-from taso.backends.x86.functions import Function, knows, write
+from taso.backends.x86.assembler import AVX512, Assembler
+from taso.backends.x86.functions import Function, knows, temporaries_of, write
+from taso.backends.x86.vectors import assembler
 from taso.graph.errors import BackendError
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
+pytestmark = pytest.mark.usefixtures("each_isa")
 
 Wide = NDArray[np.float64]
 ULP = 2.0**-23
@@ -199,23 +200,26 @@ def test_signs_of_zero_are_kept_where_the_definition_keeps_them() -> None:
 @CASE
 def test_elements_do_not_see_each_other(case: Case) -> None:
     run, random = by_code(case.function), np.random.default_rng(3)
-    x = random.standard_normal(16).astype(np.float32) * 4
-    alone = np.concatenate([run(np.repeat(v, 16))[:1] for v in x])
-    x[3], x[9] = np.nan, np.inf
-    rest = [i for i in range(16) if i not in (3, 9)]
+    width = isa().width
+    x = random.standard_normal(width).astype(np.float32) * 4
+    alone = np.concatenate([run(np.repeat(v, width))[:1] for v in x])
+    x[3], x[6] = np.nan, np.inf
+    rest = [i for i in range(width) if i not in (3, 6)]
     assert np.array_equal(run(x)[rest], alone[rest])
 
 
 @CASE
 def test_only_the_temporaries_are_overwritten(case: Case) -> None:
     """Registers hold sums while a function runs on one of them."""
-    others = [z for z in range(1, 32) if z not in (4, 9, 20, 31)]
+    # and no more of them than it says
+    temporaries = ((4, 9, 20, 31) if isa() == AVX512 else (4, 9, 10, 14))[: temporaries_of(case.function)]
+    others = [z for z in range(1, isa().registers) if z not in temporaries]
     x = np.linspace(-5, 5, 16).astype(np.float32)
 
     def writing(asm: Assembler) -> None:
         for z in others:
             asm.move(z, 0)
-        write(asm, case.function, 0, (4, 9, 20, 31))
+        write(asm, case.function, 0, temporaries)
         asm.move(4, 0)
         for z in others:
             # what was kept differs from the argument by 0
@@ -229,7 +233,8 @@ def test_only_the_temporaries_are_overwritten(case: Case) -> None:
 def test_any_temporaries_in_any_order_do() -> None:
     x = GRID[::97]
     for case in CASES.values():
-        for temporaries in ((1, 2, 3, 4), (31, 17, 5, 8), (8, 30, 2, 16)):
+        of_all = ((31, 17, 5, 8), (8, 30, 2, 16)) if isa() == AVX512 else ((14, 11, 5, 8), (8, 13, 2, 9))
+        for temporaries in ((1, 2, 3, 4), *of_all):
             run = elementwise(lambda asm, c=case, t=temporaries: write(asm, c.function, 0, t))
             assert np.array_equal(run(x), by_code(case.function)(x))
 
@@ -238,7 +243,7 @@ def test_any_temporaries_in_any_order_do() -> None:
 def test_a_function_without_code_is_refused(name: str) -> None:
     assert not knows(Function(name))
     with pytest.raises(BackendError, match="no machine code"):
-        write(Assembler(), Function(name), 0, (1, 2, 3, 4))
+        write(assembler(isa()), Function(name), 0, (1, 2, 3, 4))
 
 
 def test_every_function_that_there_is_code_for_is_tested() -> None:
@@ -246,8 +251,18 @@ def test_every_function_that_there_is_code_for_is_tested() -> None:
 
 
 def test_too_few_temporaries_are_refused() -> None:
-    with pytest.raises(BackendError):
-        write(Assembler(), Function("relu"), 0, (1, 2, 3))
+    for case in CASES.values():
+        count = temporaries_of(case.function)
+        assert count == (4 if case.function.name == "gelu_erf" else 3)
+        with pytest.raises(BackendError):
+            write(assembler(isa()), case.function, 0, range(1, count))
+
+
+@CASE
+def test_as_many_temporaries_as_are_said_are_enough(case: Case) -> None:
+    temporaries = range(1, 1 + temporaries_of(case.function))
+    found = elementwise(lambda asm: write(asm, case.function, 0, temporaries))(GRID[::97])
+    assert np.array_equal(found, by_code(case.function)(GRID[::97]))
 
 
 @pytest.mark.parametrize("name, attribute, value", [

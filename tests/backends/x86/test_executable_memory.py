@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,13 @@ from machine_code import why_not
 from test_onednn_executor import Build, feeds_for, worst
 
 from taso.backends.lowering import Choices, lower, structure
-from taso.backends.onednn import panels
+from taso.backends.onednn import coded, panels
 from taso.backends.onednn.backend import OneDNNBackend
+from taso.backends.onednn.coded import isa_here, needed_isa
 from taso.backends.onednn.library import library
+from taso.backends.onednn.primitives import Unimplemented
 from taso.backends.x86 import code
+from taso.backends.x86.assembler import AVX2, AVX512, Isa
 from taso.backends.x86.code import Code, runs_here
 from taso.backends.x86.products import ByColumn, Product, compiled, in_panels
 from taso.graph.errors import BackendError
@@ -102,6 +106,25 @@ def test_where_no_code_may_be_made_kernels_run_as_usual(
     # only the answer is kept: what else reads the platform or maps memory is not to see the change
     assert not runs_here() and algorithms(graph) == [""]
     check(graph)
+
+
+@pytest.mark.parametrize("name, isa", [
+    ("avx512_core_amx", AVX512), ("avx512_core", AVX512), ("avx2_vnni_2", AVX2), ("avx2", AVX2), ("avx", None),
+    ("sse41", None), ("default", None), ("isa_0x2fef", None),
+])  # fmt: skip
+def test_code_is_made_of_the_widest_instructions_that_onednn_uses(
+    name: str, isa: Isa | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coded, "library", lambda: SimpleNamespace(isa=name, parallel_address=1))
+    assert isa_here() == isa
+    if isa is None:
+        with pytest.raises(Unimplemented, match="no machine code runs here"):
+            needed_isa()
+    else:
+        assert needed_isa() == isa
+    # threads could not be had together
+    monkeypatch.setattr(coded, "library", lambda: SimpleNamespace(isa=name, parallel_address=0))
+    assert isa_here() is None
 
 
 def test_no_code_is_run_on_other_processors(asked_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:

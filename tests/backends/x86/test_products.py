@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from guarded import in_a_process, operations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machine_code import BEFORE, BEHIND, Array, Rows, why_not
+from machine_code import BEFORE, BEHIND, Array, Rows, isa
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import library
 from taso.backends.x86 import products, worker
+from taso.backends.x86.assembler import AVX2, AVX512, Isa
 from taso.backends.x86.code import Code
-from taso.backends.x86.functions import Function
+from taso.backends.x86.functions import Function, temporaries_of
 from taso.backends.x86.products import ByColumn, ByElement, Post, Product, compiled, in_panels
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
+pytestmark = pytest.mark.usefixtures("each_isa")
 
 Wide = NDArray[np.float64]
 ROUNDING = 2.0**-24
@@ -76,13 +74,14 @@ class Bound:
 
     def __init__(self, product: Product, seed: int = 0, wall: str = "", code: Product | None = None) -> None:
         """`code` is a product to run in its stead, with operands as many."""
+        product, code = replace(product, isa=isa()), None if code is None else replace(code, isa=isa())
         self.product, self.random = product, np.random.default_rng(seed)
         rows, p = product.batch * product.rows, product
         weights = self.normal(p.batch, p.inner, p.columns)
         self.left = Rows(
             p.rows, p.inner, p.left_stride, self.normal(rows, p.inner), wall, p.batch, p.left_apart
         )  # fmt: skip
-        packed = in_panels(weights)
+        packed = in_panels(weights, isa())
         self.panels = Rows(1, packed.size, packed.size, packed, wall)
         self.out = Rows(p.rows, p.columns, p.out_stride, None, wall, p.batch, p.out_apart)
         self.others = [self._operand(post, wall) for post in p.posts if not isinstance(post, Function)]
@@ -189,6 +188,8 @@ def test_sizes_strides_batches_and_chunks_of_all_kinds(
 @pytest.mark.parametrize("rows", range(1, 44))
 def test_every_number_of_rows_has_its_blocks(rows: int) -> None:
     Bound(Product(rows, 9, 33, 9, 33, (ByColumn("add"),))).check()
+    # behind which blocks of AVX2 have fewer rows
+    Bound(Product(rows, 9, 33, 9, 33, (ByColumn("add"), Function("gelu_erf")), chunk=30)).check()
 
 
 @pytest.mark.parametrize("columns", range(1, 70))
@@ -254,7 +255,7 @@ def test_a_result_may_lie_where_what_is_added_does() -> None:
     product = Product(29, 17, 53, 17, 60, (ByElement("add"), Function("relu"), ByElement("mul")), threads=2)
     apart = Bound(product)
     wanted = apart.check()
-    here = compiled(product, library().parallel_address)
+    here = compiled(apart.product, library().parallel_address)
     added, factor = apart.others
     call, kept = here.bind(apart.left.address, apart.panels.address, added.address, [added.address, factor.address])
     assert not call() and kept is not None
@@ -266,15 +267,25 @@ def test_sums_in_parts_add_up() -> None:
     bound = Bound(whole)
     wanted = bound.check()
     weights = np.random.default_rng(0).standard_normal((1, 30, 40)).astype(np.float32)
-    assert np.array_equal(in_panels(weights), bound.panels.array[0]), "as it was drawn"
+    assert np.array_equal(in_panels(weights, isa()), bound.panels.array[0]), "as it was drawn"
     out = Rows(20, 40, 40)
     for start, stop, post in ((0, 17, ByColumn("add")), (17, 30, ByElement("add"))):
-        part = Product(20, stop - start, 40, 30, 40, (post,))
-        panels = in_panels(weights[:, start:stop])
+        part = Product(20, stop - start, 40, 30, 40, (post,), isa=isa())
+        panels = in_panels(weights[:, start:stop], isa())
         other = bound.others[0].address if start == 0 else out.address
         call, kept = compiled(part, 0).bind(bound.left.address + 4 * start, panels.ctypes.data, out.address, [other])
         assert not call() and kept is not None
     assert np.abs(out.array - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("isa, rows", [(AVX512, (14, 14, 14)), (AVX2, (6, 6, 5))], ids=str)
+def test_sums_fill_the_registers(isa: Isa, rows: tuple[int, ...]) -> None:
+    kinds = (), (Function("swish", 1.0), ByColumn("add")), (Function("relu"), Function("gelu_erf"))
+    problems = [Product(20, 5, 40, 5, 40, posts, isa=isa) for posts in kinds]
+    assert tuple(p.block for p in problems) == rows
+    for p in problems:
+        temporaries = max((temporaries_of(f) for f in p.posts if isinstance(f, Function)), default=0)
+        assert 2 * p.block + temporaries <= isa.registers
 
 
 # ── how the second matrix lies ───────────────────────────────────────────────────────────────────────────────────
@@ -284,14 +295,15 @@ def test_sums_in_parts_add_up() -> None:
 def test_panels_hold_every_element_once_in_its_place(columns: int) -> None:
     batch, inner = 2, 3
     matrices = np.arange(1, batch * inner * columns + 1, dtype=np.float32).reshape(batch, inner, columns)
-    found = in_panels(matrices)
-    padded = -(-columns // 16) * 16
+    found = in_panels(matrices, isa())
+    width = isa().width
+    padded = -(-columns // width) * width
     assert found.size == batch * inner * padded and found.dtype == np.float32
     wanted = np.zeros_like(found)
     for m, k, n in np.ndindex(batch, inner, columns):
-        first = n // 32 * 32
-        width = min(32, padded - first)
-        wanted[m * inner * padded + first * inner + k * width + n - first] = matrices[m, k, n]
+        first = n // (2 * width) * 2 * width
+        wide = min(2 * width, padded - first)
+        wanted[m * inner * padded + first * inner + k * wide + n - first] = matrices[m, k, n]
     assert np.array_equal(found, wanted)
 
 
@@ -346,32 +358,17 @@ def too_large(more_rows: int, more_columns: int, more_inner: int, wall: str) -> 
     Bound(product, 0, wall, larger).run()
 
 
-_NO_DUMP = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
-
-
-def in_a_process(call: str) -> int:
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ran = subprocess.run(
-        [sys.executable, "-c", f"{_NO_DUMP}; import test_products; test_products.{call}; print('done')"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode != 0 or ran.stdout.strip().endswith("done")
-    assert ran.returncode <= 0, ran.stderr
-    return ran.returncode
-
-
 def test_nothing_beyond_the_matrices_is_touched() -> None:
-    assert in_a_process("between_walls(0, 120)") == 0
+    assert in_a_process("test_products", "between_walls(0, 120)") == 0
 
 
 @pytest.mark.parametrize("more", [(1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["row", "column", "term"])
 def test_the_walls_are_walls(more: tuple[int, int, int]) -> None:
-    assert in_a_process(f"too_large({more[0]}, {more[1]}, {more[2]}, 'behind')") == -signal.SIGSEGV
+    assert in_a_process("test_products", f"too_large({more[0]}, {more[1]}, {more[2]}, 'behind')") == -signal.SIGSEGV
 
 
 def test_without_more_there_is_nothing_to_hit() -> None:
-    assert in_a_process("too_large(0, 0, 0, 'behind')") == 0
+    assert in_a_process("test_products", "too_large(0, 0, 0, 'behind')") == 0
 
 
 # ── the check sees what is wrong ─────────────────────────────────────────────────────────────────────────────────
@@ -389,13 +386,12 @@ def test_a_post_that_is_left_out_is_seen(dropped: int) -> None:
     operands = iter(bound.others)
     theirs = [None if isinstance(post, Function) else next(operands).address for post in POSTS]
     left = [address for i, address in enumerate(theirs) if i != dropped and address is not None]
-    code = compiled(fewer, 0)
+    code = compiled(replace(fewer, isa=isa()), 0)
     bound.call, bound.kept = code.bind(bound.left.address, bound.panels.address, bound.out.address, left)
     with pytest.raises(AssertionError):
         bound.check()
 
 
-# EVEX, what prefix and map they have, opcode: another opcode there
 CORRUPTIONS = {
     "a product taken off": (0xB8, 0xBC), "the other product": (0xB8, 0xA8), "a sum for a product": (0x59, 0x58),
     "a difference for a sum": (0x58, 0x5C), "a least for a largest": (0x5F, 0x5D),
@@ -412,11 +408,9 @@ def test_a_byte_of_the_code_that_is_wrong_is_seen(name: str, which: int, monkeyp
 
     def corrupted(code: bytes) -> Code:
         wrong = bytearray(code)
-        # an operation on zmm registers, none of which is a mask's
-        places = [i for i in range(len(code) - 5) if code[i] == 0x62 and code[i + 3] & 0x60 == 0x40
-                  and code[i + 4] == before and code[i + 2] & 4]  # fmt: skip
+        places = operations(code, before)
         changed.append(places[which])
-        wrong[places[which] + 4] = after
+        wrong[places[which]] = after
         return Code(bytes(wrong))
 
     monkeypatch.setattr(worker, "Code", corrupted)

@@ -28,7 +28,7 @@ from guarded import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_code import BEFORE, BEHIND, why_not
+from machine_code import BEFORE, BEHIND, isa
 
 from taso.backends.onednn.library import library
 from taso.backends.x86 import worker
@@ -37,7 +37,7 @@ from taso.backends.x86.posts import ByColumn, ByElement, Post
 from taso.backends.x86.tiles import Axis, Compiled, RowOfTiles, Transform, compiled
 from taso.graph.winograd import Matrix, Transforms, transforms
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
+pytestmark = pytest.mark.usefixtures("each_isa")
 
 ALONE = Transforms(((Fraction(1),),), ((Fraction(1),),), ((Fraction(1),),))
 SIZES = tuple(product((2, 4, 6), (3, 5, 7)))
@@ -74,6 +74,7 @@ class Bound:
         code: Transform | None = None,
     ) -> None:  # fmt: skip
         """`code` is a transform to run in its stead, with operands as many."""
+        transform, code = replace(transform, isa=isa()), None if code is None else replace(code, isa=isa())
         self.t, self.rows, self.random = transform, rows, np.random.default_rng(seed)
         t = self.t
         self.tiles_in_block = len(rows) * t.columns.tiles
@@ -351,7 +352,8 @@ def test_where_it_fits_instructions_reach_all_there_is(
     # a few tiles of a row that is as wide
     axes = [replace(of_outputs(9, x) if outputs else of_data(9, 1, 1, x), tiles=3) for x in f]
     axes[1] = replace(axes[1], size=max(width, 9))
-    transform = Transform(*axes, channels, tiles * channels, outputs, (ByElement("add"),) if outputs else ())
+    posts = (ByElement("add"),) if outputs else ()
+    transform = Transform(*axes, channels, tiles * channels, outputs, posts, isa=isa())
     if transform.fits:
         Compiled(transform, 0)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from guarded import both_at_once, in_a_process
-from machine_code import why_not
+from machine_code import isa
 from numpy.typing import NDArray
 
 from taso.backends.onednn.library import library
@@ -33,9 +33,10 @@ from taso.backends.x86.assembler import (
     Mem,
 )
 from taso.backends.x86.code import Code
+from taso.backends.x86.vectors import assembler
 from taso.backends.x86.worker import Runnable, Worker
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs here")
+pytestmark = pytest.mark.usefixtures("each_isa")
 
 THREADS = (1, 2, 3, 5)
 REGISTERS = (R12, R8, RDX, R13, RSI, RDI, R9)
@@ -50,7 +51,7 @@ class Program:
         self, threads: int, routines: Sequence[Routine], registers: Sequence[int] = (R12,), room: int = 0,
         masks: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
-        asm = Assembler()
+        asm = assembler(isa())
         worker = Worker(asm, threads, library().parallel_address, registers, masks or {}, room)
         self.routines = []
         for routine in routines:
@@ -149,16 +150,18 @@ def test_the_room_on_the_stack_is_there_and_begins_at_a_line(threads: int, room:
     assert len(found) == 20 and all(address % 64 == 0 for address in found)
 
 
-@pytest.mark.parametrize("elements", range(1, 16))
-def test_masks_let_the_first_elements_pass(elements: int) -> None:
-    def copying(a: Assembler, worker: Worker) -> None:
+def test_masks_let_the_first_elements_pass() -> None:
+    def doubling(a: Assembler, worker: Worker) -> None:
         a.move(0, Mem(R12), 3)
+        a.vector("add", 0, 0, Mem(R12), mask=3)
         worker.other(RCX, 1)
         a.write(Mem(RCX), 0, 3)
 
-    read, written = np.arange(1, 17, dtype=np.float32), np.zeros(16, np.float32)
-    Program(1, [copying], masks={3: elements}).run([(0, read.ctypes.data)], written.ctypes.data)
-    assert np.array_equal(written, np.where(np.arange(16) < elements, read, 0))
+    width = isa().width
+    for elements in range(1, width):
+        read, written = np.arange(1, width + 1, dtype=np.float32), np.zeros(width, np.float32)
+        Program(1, [doubling], masks={3: elements}).run([(0, read.ctypes.data)], written.ctypes.data)
+        assert np.array_equal(written, np.where(np.arange(width) < elements, 2 * read, 0))
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -174,7 +177,7 @@ def test_registers_of_the_caller_are_kept(threads: int, room: int) -> None:
 
     program = Program(threads, [spoiling], room=room)
     call, arguments = program.bind([(0, 1)] * 5)
-    asm = Assembler()
+    asm = assembler(isa())
     for register in (*kept, RDX):
         asm.push(register)
     for number, register in enumerate(kept):
