@@ -52,10 +52,16 @@ ALGORITHMS = "winograd-*"
 
 
 def spelled_algorithms(rules: Iterable[Rule], source: RuleSource | None = None) -> list[Rule]:
-    """Those of `rules` that are packaged ones of `ALGORITHMS` and that `source` does not name in full."""
-    asked = set() if source is None else {str(item)[1:] for item in _items(source) if _is_name(item)}
-    named = [r for r in rules if fnmatchcase(r.id, ALGORITHMS) and r.id not in asked]
-    return [r for r in named if statement(r) in _packaged()]
+    """Those of `rules` that are packaged ones of `ALGORITHMS` and that `source` does not ask for.
+
+    It does by a name or a pattern, unless that means all rules there are, by a Rule, an equation or a file.
+    """
+    items = [] if source is None else _items(source)
+    patterns = [str(item)[1:] for item in items if _is_name(item) and str(item)[0] == "+" and item != "+*"]
+    own = [item for item in items if not _is_name(item) and not (isinstance(item, str) and item[:1] == "@")]
+    asked = {statement(given.rule) for item in own for given in _added(item)}
+    named = [r for r in rules if fnmatchcase(r.id, ALGORITHMS) and statement(r) in _packaged()]
+    return [r for r in named if statement(r) not in asked and not any(fnmatchcase(r.id, p) for p in patterns)]
 
 
 def statement(rule: Rule) -> tuple[object, ...]:

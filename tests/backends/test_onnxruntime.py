@@ -553,6 +553,10 @@ def test_no_digits_are_given_up_where_there_are_few(dtype: DType, places: int) -
     assert len(list(found)) == places
 
 
+_WINOGRAD = next(r for r in collection.library() if r.id == "winograd-3x3-tile-4x4")
+_WINOGRAD_FILE = Path(collection.__file__).parent / "library" / "winograd.pb"
+
+
 @pytest.mark.parametrize(
     ("backend", "rules", "exactness", "taken"),
     [
@@ -564,6 +568,10 @@ def test_no_digits_are_given_up_where_there_are_few(dtype: DType, places: int) -
         ("reference", ["+*"], ("exact", "reassociates", "approximates"), False),
         ("reference", ["+winograd-3x3-tile-4x4"], ("exact", "reassociates", "approximates"), True),
         ("reference", ["+winograd-3x3-tile-4x4"], ("exact", "reassociates"), False),
+        ("reference", ["+winograd-*"], ("exact", "reassociates", "approximates"), True),
+        ("reference", ["+*"], ("exact", "reassociates", "approximates"), False),
+        ("reference", [_WINOGRAD], ("exact", "reassociates", "approximates"), True),
+        ("reference", str(_WINOGRAD_FILE), ("exact", "reassociates", "approximates"), True),
     ],
 )
 def test_rules_that_spell_an_algorithm_are_for_runtimes_without_it(

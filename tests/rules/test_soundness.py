@@ -40,7 +40,56 @@ _ONE_BY_ONE = (
 _OF_ONE_CHANNEL = "rank(x) == 4 and shape(w) == (1, 1, 2, 2) and dim(x, 2) == dim(x, 3)"
 
 # kind: (false, true)
+_ONES = "Expand(Constant(1, like=y), shape=(1, dim(y, 1), dim(y, 2) + 2, 1))"
+_SUMS = "Constant(1, shape=(1, 1, 64, 1), like=y)"
+_TURNED = "Slice(Transpose(y, perm=(0, 2, 1, 3)), axes=(2,), starts=(2,), ends=(dim(y, 2),))"
+_HALVES = f"Concat(Slice(y, axes=(2,), starts=(0,), ends=(2,)), {_TURNED}, axis=2)"
+_SQUARE = "rank(y) == 4 and dim(y, 0) == 1 and dim(y, 1) == dim(y, 2) and dim(y, 3) == 1 and dim(y, 2) >= 4"
+_FLAT = "shape=(1, dim(y, 1), dim(y, 2), 1)"
+_FIVE = "Pad(Constant(1, shape=(5,), like=x), pads=p)"
+_TWO_ROWS = f"Pad(Unsqueeze(Concat({_FIVE}, {_FIVE}, axis=0), axes=(0,)), pads=(0, 1, 0, 1))"
+_ONE = "Slice(Pad(Constant(1, shape=(1, 1), like=x), pads=(0, 5 + p[1], 0, 0)), axes=(1,), starts=(0,), ends=(1,))"
+_GROWING = "Conv({}, Constant(1, shape=(1, 1, {n}, 1), like={like}), pads=({n1}, 0, 0, 0))"
+
+
+def _difference(c: str, a: str, b: str, zero: str) -> str:
+    return f"ReduceSum(Sub(Mul({c}, {a}), Mul({c}, {b})), axes=(2, 3)) => ReduceSum(Sub({zero}, {zero}), axes=(2, 3))"
+
+
+_COUNTED = _GROWING.format(_SUMS, n=64, n1=63, like="y")
+_ADDED_UP = _GROWING.format("x", n=64, n1=63, like="y")
+_LONG = _GROWING.format("x", n=5000, n1=4999, like="x")
+_ACROSS = "Transpose(y, perm=(0, 1, 3, 2))"
+
 PAIRS = {
+    "a choice between pieces holds for one position of a sum": (
+        f"Conv(Reshape({_HALVES}, {_FLAT}), {_ONES}, pads=(1, 0, 1, 0)) => "
+        f"Conv(Reshape(y, {_FLAT}), {_ONES}, pads=(1, 0, 1, 0)) where {_SQUARE}",
+        f"Conv(Reshape(Add(y, y), {_FLAT}), {_ONES}, pads=(1, 0, 1, 0)) => "
+        f"Conv(Add(Reshape(y, {_FLAT}), Reshape(y, {_FLAT})), {_ONES}, pads=(1, 0, 1, 0)) where {_SQUARE}",
+    ),
+    "what is read past padding may have no elements": (
+        f"Mul(x, {_TWO_ROWS}) => Mul(x, Add({_TWO_ROWS}, {_ONE})) "
+        "where rank(x) == 2 and p[0] == 0 and p[1] <= 0 and p[1] >= -5",
+        f"Mul(x, {_TWO_ROWS}) => Mul({_TWO_ROWS}, x) where rank(x) == 2 and p[0] == 0 and p[1] <= 0 and p[1] >= -5",
+    ),
+    "a length that is a coefficient has the index of its sum": (
+        _difference(_COUNTED, "y", _ACROSS, "y") + " where rank(y) == 4 and shape(y) == (1, 1, 64, 64)",
+        _difference(_COUNTED, "y", "y", "y") + " where rank(y) == 4 and shape(y) == (1, 1, 64, 64)",
+    ),
+    "a sum's length has the index of another sum": (
+        _difference(_ADDED_UP, "y", _ACROSS, "y")
+        + " where rank(y) == 4 and rank(x) == 4 and shape(x) == (1, 1, 64, 1) and shape(y) == (1, 1, 64, 64)",
+        _difference(_ADDED_UP, "y", "y", "y")
+        + " where rank(y) == 4 and rank(x) == 4 and shape(x) == (1, 1, 64, 1) and shape(y) == (1, 1, 64, 64)",
+    ),
+    "a sum's length moves with the index in it": (
+        _difference(
+            _LONG, "Pad(u, pads=(0, 0, 3, 0, 0, 0, 0, 0))", "Pad(u, pads=(0, 0, 0, 0, 0, 0, 3, 0))", "x"
+        ) + " where rank(u) == 4 and rank(x) == 4 and shape(x) == (1, 1, 5000, 1) and shape(u) == (1, 1, 4997, 1)",
+        _difference(_LONG, "Pad(u, pads=(0, 0, 3, 0, 0, 0, 0, 0))", "Pad(u, pads=(0, 0, 3, 0, 0, 0, 0, 0))", "x")
+        + " where rank(u) == 4 and rank(x) == 4 and shape(x) == (1, 1, 5000, 1) and shape(u) == (1, 1, 4997, 1)",
+    ),
     "a negative power of integers is rounded": (
         "Pow(Pow(x, c), c) => x where filled(c, -1) and rank(c) == 0 exact: exact",
         "Pow(Pow(x, c), c) => x where filled(c, -1) and rank(c) == 0",

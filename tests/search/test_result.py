@@ -75,10 +75,14 @@ def assert_optimize_keeps_outputs(graph: taso.Graph, alpha: float, backend: Form
     onnx.checker.check_model(after, full_check=True)
     report = report_of(best)
     assert report.cost_after <= report.cost_before
-    for name, a, b in zip(
+    exact = evaluate_graph(graph, feeds, wide=True)
+    for (name, _), a, b in zip(
         best.outputs, run_unoptimized(after, feeds), run_unoptimized(before, feeds), strict=True
     ):
-        assert models.relative_error(a, b) <= 1e-4, f"{name} after {[r.identifier for r in report.rewrites]}"
+        # what is nothing but rounding may be rounded otherwise
+        close = b.dtype.kind == "f" and bool((np.abs(a - b) <= 4 * np.max(np.abs(b - exact[name]), initial=0)).all())
+        wrong = f"{name} after {[r.identifier for r in report.rewrites]}"
+        assert close or models.relative_error(a, b) <= 1e-4, wrong
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.1])

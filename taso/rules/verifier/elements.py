@@ -221,12 +221,19 @@ class Elements:
         replaced: dict[Atom, Poly] = {}
         found: list[Poly] = []
         for position, size in zip(index, shape, strict=True):
+            if not known.nonneg(size - ONE):
+                return self._value(ref, index)
             if position.constant is None and not (known.nonneg(position) and known.nonneg(size - ONE - position)):
                 atom = known.index("free", known.now(size))
                 replaced[atom] = position
                 position = Poly.atom(atom)
             found.append(position)
+        trail = self._case.trail
+        place = trail.place
         value = self._value(ref, tuple(found))
+        names = [a.name for a in replaced]
+        if any(d.forked and any(n in d.question for n in names) for d in trail.decisions[place : trail.place]):
+            return self._value(ref, index)
         for atom, position in replaced.items():
             if known.now(Poly.atom(atom)) != Poly.atom(atom):
                 # it was itself taken apart meanwhile

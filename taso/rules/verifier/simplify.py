@@ -119,7 +119,7 @@ class Simplifier:
             start = low if low is not None else ZERO
             end = high if high is not None else extent - ONE
             count = self._known.now(end - start + ONE)
-            if not self._known.nonneg(count - ONE):
+            if not self._known.nonneg(count - ONE) or any(a.kind == "bound" for a in count.within):
                 continue
             used = [start - Poly.atom(atom), Poly.atom(atom) - end]
             left = tuple(g for g in guards if -g not in used)
