@@ -26,7 +26,7 @@ SEARCHES = ("backtracking", "mcts", "saturation", "auto")
 AUTO_BOUNDS = Bounds(nodes=3000, kernels=1000, looks=30_000, seconds=math.inf, solver_nodes=100)
 """How far `auto` lets an e-graph grow, and how long its integer program is worked at: none of it in seconds, so that
 the result is the same on any machine. Of more kernels the solver makes little in the seconds that a search should take:
-on the models of `benchmarks/` that took most of the time, and what was found was taken on one alone."""
+on seven models of `benchmarks/` that took most of the time, and what was found was taken on one alone."""
 
 
 @dataclass

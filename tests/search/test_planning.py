@@ -370,6 +370,16 @@ def test_a_report_tells_what_the_original_costs_as_it_runs_and_the_result_by_its
     assert report.cost_after == pytest.approx(search.cost(best, settings) * 1e3, rel=1e-3) and best.plans
 
 
+@pytest.mark.parametrize("more, used", [({}, True), ({"plan": False}, False), ({"algorithms": False}, False)])
+def test_a_search_expects_plans_where_they_are_made(
+    more: dict[str, bool], used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[CostModel] = []
+    monkeypatch.setattr(search, "PlannedCosts", lambda model: made.append(model) or PlannedCosts(model))
+    search.optimize(with_steps("relu"), Settings(LastIsQuick(), [by_id()["drop-transpose"]], database(), **more))
+    assert bool(made) == used
+
+
 def test_a_plan_moves_along_with_copies_of_its_graph() -> None:
     graph = small(2)
     graph.plans["formula"] = Choices(structure(graph))

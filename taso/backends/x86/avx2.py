@@ -1,4 +1,4 @@
-"""Instructions for vectors of 256 bits (VEX, AVX2 and FMA3): registers ymm 0 to 14, of which 15 is the assembler's own.
+"""Instructions for vectors of 256 bits (VEX, AVX2 and FMA3): registers ymm 0 to 14; 15 is the assembler's own.
 
 There are no mask registers: what a mask lets pass lies in the pool and is loaded where it is used. Constants lie in the
 pool as often as a register has elements.
