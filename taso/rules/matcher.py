@@ -457,11 +457,11 @@ def _reason(view: Searched, rule: Rule, partial: _Partial) -> str:
     if rule.exactness is not Exactness.EXACT:
         for variable in partial.variables:
             if not env.type_of(variable).dtype.is_float:
-                return f"'{variable}' is {env.type_of(variable).dtype.name}, and the rule speaks of real numbers"
+                return f"'{variable}' is {env.type_of(variable).dtype.name}, and the rule holds for real numbers"
     if rule.exactness is Exactness.APPROXIMATES:
         for variable in partial.variables:
             if env.type_of(variable).dtype not in _WIDE:
-                return f"'{variable}' is {env.type_of(variable).dtype.name}, which has no digits to lose"
+                return f"'{variable}' is {env.type_of(variable).dtype.name}, which has too few digits for a rule that loses some"
     try:
         matched = [_settled(view, rule.source[i], partial.nodes[i]) for i in range(len(rule.source))]
         return rule.check_attributes(env, matched) or rule.check_conditions(env) or ""

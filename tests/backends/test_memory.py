@@ -37,8 +37,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="r
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 1024
 MEGABYTES = 320
-BESIDE = 110
-"""MB that the way may take beside the weights and what the interpreter holds: a third of what they are."""
+BESIDE = 160
+"""MB that the way may take beside the weights and what the interpreter holds: half of what they are."""
 
 
 def _has_onednn() -> bool:

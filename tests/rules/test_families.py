@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import runpy
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,11 @@ def test_no_rule_of_a_family_stands_twice() -> None:
     rules = [*read(LIBRARY / "core.rules"), *(r for name in FAMILIES for r in family(name))]
     assert len({r.id for r in rules}) == len(rules)
     assert len({(r.name, r.conditions) for r in rules}) == len(rules)
+
+
+def test_the_winograd_rules_are_what_their_generator_writes() -> None:
+    generator = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "winograd_rules.py"))
+    assert (LIBRARY / "winograd.rules").read_text() == generator["text"]()
 
 
 @pytest.mark.nightly

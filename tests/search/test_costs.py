@@ -295,7 +295,7 @@ def test_a_fresh_process_measures_nothing_and_decides_the_same_on_the_default_ba
 
 def test_two_processes_at_once_share_one_database(tmp_path: Path) -> None:
     results = [told(p) for p in [started(tmp_path) for _ in range(2)]]
-    assert all("original graph" in str(r["decision"]) or "rewrites" in str(r["decision"]) for r in results)
+    assert not [r["decision"] for r in results if "could not" in str(r["decision"])]
     assert CostDatabase(tmp_path)._connection.execute("pragma integrity_check").fetchone() == ("ok",)
     third = told(started(tmp_path))
     assert third["measured"] == 0

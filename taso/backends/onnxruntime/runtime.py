@@ -167,8 +167,8 @@ class _Event(TypedDict):
 class Event:
     """A node: the name of its `op`, the `shape` of its first input, and the `seconds` of its runs in order.
 
-    Nodes of one operator on operands of the same types have one `signature`; a convolution that adds a bias takes as
-    long as one without.
+    Nodes of one operator on operands of the same types have one `signature`; a convolution, with an activation or
+    without, that adds a bias takes as long as one without.
     """
 
     def __init__(self, name: str, arguments: _Arguments) -> None:
@@ -176,7 +176,7 @@ class Event:
         self.op = arguments.get("op_name", "")
         shapes = arguments.get("input_type_shape") or [{}]
         self.shape = next(iter(shapes[0].values()), None)
-        if self.op == "Conv":
+        if self.op in ("Conv", "FusedConv"):
             shapes = [s for s in shapes if any(len(shape) > 1 for shape in s.values())]
         self.signature = f"{self.op} {shapes} {arguments.get('output_type_shape')}"
         self.seconds: list[float] = []
