@@ -461,7 +461,7 @@ def _reason(view: Searched, rule: Rule, partial: _Partial) -> str:
     if rule.exactness is Exactness.APPROXIMATES:
         for variable in partial.variables:
             if env.type_of(variable).dtype not in _WIDE:
-                return f"'{variable}' is {env.type_of(variable).dtype.name}, which has too few digits for a rule that loses some"
+                return f"'{variable}' is {env.type_of(variable).dtype.name}, too narrow for a rule that loses digits"
     try:
         matched = [_settled(view, rule.source[i], partial.nodes[i]) for i in range(len(rule.source))]
         return rule.check_attributes(env, matched) or rule.check_conditions(env) or ""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from taso.backends.onednn import library as onednn_library
 from taso.backends.onednn import primitives as p
-from taso.backends.onednn.library import Library, explain_load_error, find_library, library, status_error
+from taso.backends.onednn.library import Library, explain_load_error, find_library, isa_name, library, status_error
 from taso.backends.onednn.primitives import Attributes, DataType, Memory, MemoryDesc, Primitive, Unimplemented
 from taso.graph.errors import BackendError, BackendUnavailable
 
@@ -1151,3 +1151,17 @@ def test_openmp_spins_shortly_unless_the_user_says_otherwise(
     onednn_library._load("libdnnl.so.3")
     assert seen == [given.get("GOMP_SPINCOUNT") if given else onednn_library._SPIN_COUNT]
     assert os.environ.get("GOMP_SPINCOUNT") == given.get("GOMP_SPINCOUNT")
+
+
+# The instructions' name.
+
+
+@pytest.mark.parametrize(
+    "code, name",
+    [
+        (0x7, "avx2"), (0xFEF, "avx512_core_amx"), (0x21EF, "avx512_core_fp16+0x21ef"),
+        (0x7FEF, "avx512_core_amx_fp16+0x7fef"),
+    ],
+)  # fmt: skip
+def test_instructions_newer_than_these_names_are_called_by_what_they_extend(code: int, name: str) -> None:
+    assert isa_name(code) == name

@@ -65,6 +65,13 @@ _ISA_NAMES = {
 }
 
 
+def isa_name(code: int) -> str:
+    """The name of oneDNN's `dnnl_cpu_isa_t`. Of a newer one, the most of it that is known by name, and its number:
+    each code has the bits of those that it extends."""
+    known = max((k for k in _ISA_NAMES if k & code == k), key=int.bit_count)
+    return _ISA_NAMES[known] if known == code else f"{_ISA_NAMES[known]}+{code:#x}"
+
+
 class Unimplemented(BackendError):
     """oneDNN has no implementation of this combination; the caller may take another way knowingly."""
 
@@ -225,7 +232,7 @@ class Library:
     def isa(self) -> str:
         """Name of the instruction set that oneDNN generates code for here, such as `avx512_core`."""
         code: int = self._dll.dnnl_get_effective_cpu_isa()
-        return _ISA_NAMES.get(code, f"isa_{code:#x}")
+        return isa_name(code)
 
     def set_num_threads(self, count: int) -> None:
         """Sets how many OpenMP threads oneDNN uses when called from the calling thread.
