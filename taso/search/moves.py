@@ -163,16 +163,25 @@ class Position:
         self.parent = self._carried = None
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class Candidate:
-    """A rewrite of a state, ordered by cost and then by content, so that ties fall the same way on every run."""
+    """A rewrite of a state, ordered by cost and then by when it was met: of rewrites that are worth the same the first
+    in the graph comes first, so that blocks that are alike are rewritten alike, and share what becomes of weights."""
 
     cost: float
     fingerprint: int
     number: int
-    position: Position = field(compare=False)
-    match: Match | None = field(compare=False)
-    witness: int = field(default=0, compare=False)
+    position: Position
+    match: Match | None
+    witness: int = 0
+
+    def __lt__(self, other: Candidate) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, int]:
+        # sums in another order differ by less
+        return round(self.cost / IMPROVEMENT), self.number
 
     @property
     def known_as(self) -> tuple[int, int]:

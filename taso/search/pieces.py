@@ -6,18 +6,22 @@ repeated blocks, whatever their weights hold. A piece is searched by itself, in 
 path of rewrites comes back by positions in the piece. It is walked again in the whole graph, where each rewrite must be
 a match of its own, so that nothing rests on the pieces being alike but the time it takes.
 
-First the pieces are searched, then the seams: each two neighbours of the second cut as one piece. What a search of a
-piece costs no kernel is measured for: unknown kernels are told, measured where nothing else runs, and the piece is
-searched again, so that the result does not depend on how many pieces are searched at once.
+Before that come rewrites of places in different pieces that share nothing but what they read, such as the products of
+many inputs with one weight: no piece shows them, and what is done in a piece may take the weight away. Then the pieces
+are searched, then the seams: each two neighbours of the second cut as one piece. What a search of a piece costs no
+kernel is measured for: unknown kernels are told, measured where nothing else runs, and the piece is searched again, so
+that the result does not depend on how many pieces are searched at once.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -34,14 +38,14 @@ from taso.graph.operator import Array, Attrs, AttrValue, Operator, Trait, Weight
 from taso.graph.ops import INPUT, WEIGHT
 from taso.graph.types import Dim, TensorType
 from taso.rules.constants import ConstantWeight, constant_weight
-from taso.rules.matcher import Match, Matcher
+from taso.rules.matcher import CompiledRule, Match, Matcher
 from taso.rules.pattern import Rule
 from taso.search.backtracking import backtrack
 from taso.search.clock import Clock
 from taso.search.costs import Costs
 from taso.search.moves import IMPROVEMENT, Limits, Outcome, Progress, Statistics, Taken
 from taso.search.rewrite import Refused, apply
-from taso.search.state import MOST_CONTENT, Cycle, Draft, Setting, State, initial_state, is_costed
+from taso.search.state import MOST_CONTENT, Cycle, Draft, Setting, State, check, initial_state, is_costed
 from taso.search.store import Store
 
 log = logging.getLogger(__name__)
@@ -352,6 +356,8 @@ class _Whole:
         self.state, self.path = state, list(path)
         self._matcher, self._limits = matcher, limits
         self._aliases: dict[int, int] = {}
+        # values that places in several pieces were made to share
+        self.joined: set[int] = set()
 
     def walk(self, moves: Sequence[Move], classes: Sequence[int]) -> int:
         """Walks as far as it gets, and stays where the graph is the cheapest; gives the rewrites taken."""
@@ -377,6 +383,31 @@ class _Whole:
         self.state, self._aliases = best, best_aliases
         self.path += best_path
         return len(best_path)
+
+    def tried(self, match: Match) -> tuple[Draft, State] | None:
+        """What a rewrite leads to, None where it does not apply or saves nothing."""
+        try:
+            draft = _carried_out(self.state, match)
+        except (Cycle, Refused, GraphError) as reason:
+            log.debug("places are not joined: %s", reason)
+            return None
+        after = draft.commit()
+        saves = after.cost < self.state.cost - IMPROVEMENT and after.constant_bytes <= self._limits.constant_bytes
+        return (draft, after) if saves else None
+
+    def take(self, match: Match) -> list[int]:
+        """The nodes that a rewrite makes, none where it is not taken."""
+        tried = self.tried(match)
+        if tried is None:
+            return []
+        draft, after = tried
+        for alias in draft.aliases:
+            self._aliases[alias] = draft.resolve(alias)
+        self.path.append(Taken(match, self.state.cost - after.cost, after.cost))
+        self.state = after
+        made = [n for n in draft.new_nodes if after.is_live(n)]
+        self.joined.update(v for n in made for v in after.outputs(n))
+        return made
 
     def _now(self, value: int) -> int:
         while value in self._aliases:
@@ -410,10 +441,18 @@ def _name_new(state: State, move: Move, named: dict[Name, int]) -> None:
 # ── where to cut ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def stretches(state: State) -> list[list[int]]:
-    """The run-time nodes, cut where few values cross and no kernel does."""
+def _joins(compiled: CompiledRule) -> bool:
+    """Whether a rule is about places that share nothing but a value that they read."""
+    return any(hop.kind == "beside" for hop in compiled.routes[0]) and all(
+        hop.kind != "anywhere" for hop in compiled.routes[0]
+    )
+
+
+def stretches(state: State, far: Set[int] = frozenset()) -> list[list[int]]:
+    """The run-time nodes, cut where few values cross and no kernel does; values that are `far` from what reads them do
+    not count."""
     order = [n for n in state.ordered() if is_costed(state, n)]
-    crossing = _crossing(state, order)
+    crossing = _crossing(state, order, far)
     cuts, start = [0], 0
     while len(order) - start > MOST:
         near = [i for i in range(start + LEAST, start + MOST + 1) if crossing[i] <= NARROW]
@@ -428,7 +467,7 @@ def stretches(state: State) -> list[list[int]]:
     return [order[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
 
 
-def _crossing(state: State, order: Sequence[int]) -> list[int]:
+def _crossing(state: State, order: Sequence[int], far: Set[int]) -> list[int]:
     """For each place between nodes how many values cross it, more than there are where a kernel does."""
     place = {n: i for i, n in enumerate(order)}
     change = [0] * (len(order) + 1)
@@ -439,7 +478,7 @@ def _crossing(state: State, order: Sequence[int]) -> list[int]:
             change[last + 1] -= times
 
     for value, maker in state.producers.items():
-        if state.is_constant(value):
+        if state.is_constant(value) or value in far:
             continue
         read = [place[n] for n in state.consumers(value) if n in place]
         if read:
@@ -480,21 +519,68 @@ class _Pieces:
         self._started = time.perf_counter()
         self._expanded = 0.0
         self._budget = limits.budget
-        self._counts = {"pieces": 0, "distinct pieces": 0, "rewrites carried over": 0}
+        self._counts = {
+            "pieces": 0, "distinct pieces": 0, "rewrites carried over": 0, "rewrites of several pieces": 0,
+        }  # fmt: skip
 
     def run(self) -> Outcome:
         told = self._statistics
         told.course.append((0.0, self._initial.cost))
         try:
-            self._wave(stretches(self._initial))
-            joined = stretches(self._whole.state)
-            self._wave([a + b for a, b in zip(joined[1::2], joined[2::2], strict=False)])
+            self._join()
+            self._wave(stretches(self._whole.state, self._whole.joined))
+            parts = stretches(self._whole.state, self._whole.joined)
+            self._wave([a + b for a, b in zip(parts[1::2], parts[2::2], strict=False)])
         except KeyboardInterrupt:
             told.stopped = "interrupted"
         told.expanded = math.ceil(self._expanded)
         told.seconds = time.perf_counter() - self._started
         told.details.update(self._counts)
         return Outcome(self._initial, self._whole.state, tuple(self._whole.path), told)
+
+    def _join(self) -> None:
+        """Rewrites places in different pieces that share what they read, what saves most first, while that saves."""
+        whole, numbers = self._whole, itertools.count()
+        place = {n: i for i, part in enumerate(stretches(whole.state)) for n in part}
+        joining = [c.number for c in self._matcher.rules if _joins(c)]
+        matcher = Matcher([self._rules[n] for n in joining])
+        queue: list[tuple[int, int, Match]] = []
+        # what one of many that are alike saves: n products of one weight are n² / 2 pairs
+        known: dict[tuple[object, ...], int] = {}
+
+        def saved(match: Match) -> int:
+            state = whole.state
+            types = tuple(state.symbolic_type(v) for n in match.nodes for v in state.inputs(n) if v is not None)
+            kind = match.number, types
+            if kind not in known:
+                self._statistics.candidates += 1
+                tried = whole.tried(match)
+                known[kind] = 0 if tried is None else round((state.cost - tried[1].cost) / IMPROVEMENT)
+            return known[kind]
+
+        def look(matches: Sequence[Match]) -> None:
+            for match in matches:
+                if self._late():
+                    return
+                apart = len({place.get(n) for n in match.nodes if is_costed(whole.state, n)}) > 1
+                if apart and (gain := saved(match)) > 0:
+                    heapq.heappush(queue, (-gain, next(numbers), replace(match, number=joining[match.number])))
+
+        look(matcher.find_all(whole.state))
+        while queue and not self._late():
+            match = heapq.heappop(queue)[2]
+            if not all(map(whole.state.is_live, match.nodes)):
+                continue
+            self._statistics.candidates += 1
+            made = whole.take(match)
+            self._counts["rewrites of several pieces"] += bool(made)
+            if self._verify:
+                check(whole.state)
+            look(matcher.find_at(whole.state, made))
+
+    def _late(self) -> bool:
+        limit = self._limits.time_limit
+        return limit is not None and time.perf_counter() - self._started >= limit / 2
 
     def _wave(self, parts: Sequence[Sequence[int]]) -> None:
         # pieces of one wave share nothing, so that it does not matter in which order they are searched

@@ -2,7 +2,7 @@
 
 Where there is no GPU, cuDNN's cases run in ordinary memory: those that its kernels, or definitions, compute (what
 onnx.reference computes says nothing of them). Large models, and functions written out, whose operators have cases of
-their own, take long there: they run where TASO_NIGHTLY is set.
+their own, run on oneDNN; on the others, where they take long, they run where TASO_NIGHTLY is set.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ RUN_ON = [
 
 
 def _tried(backend: str) -> list[str]:
-    listed = LISTED[backend]
-    if backend != "cudnn" or not gpu_missing():
-        return list(listed)
-    computed = [case for case, how in listed.items() if how != cases.FALLBACK]
-    if os.environ.get("TASO_NIGHTLY"):
-        return computed
-    return [case for case in computed if "_expanded" not in case and not _is_large(case)]
+    found = list(LISTED[backend])
+    if backend == "cudnn" and gpu_missing():
+        found = [case for case, how in LISTED[backend].items() if how != cases.FALLBACK]
+    here = not gpu_missing() if backend == "cudnn" else backend == "onednn" or not _has_onednn()
+    if here or os.environ.get("TASO_NIGHTLY"):
+        return found
+    return [case for case in found if "_expanded" not in case and not _is_large(case)]
 
 
 def _is_large(case: str) -> bool:

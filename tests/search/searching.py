@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -38,7 +39,7 @@ from taso.search.rewrite import apply
 from taso.search.state import Draft, State
 
 FUZZ = settings(
-    max_examples=80, deadline=None, derandomize=True, database=None,
+    max_examples=400 if os.environ.get("TASO_NIGHTLY") else 40, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )  # fmt: skip
 """The same graphs on every run, so that a failure is one."""

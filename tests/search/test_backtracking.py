@@ -249,6 +249,34 @@ def test_two_ways_to_the_same_graph_meet() -> None:
     assert outcome.statistics.duplicates > 10
 
 
+class ByProducts(FormulaBackend):
+    """Counts products alone, all alike but for a little that sums in another order differ by."""
+
+    name = "by products"
+
+    def measure(self, kernel: Kernel) -> float:
+        return 0.1 if any(step.op.name == "MatMul" for step in kernel.steps) else 1e-15 / (1 + len(kernel.steps))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_are_alike_are_rewritten_alike_and_share_the_weights_that_come_of_it(seed: int) -> None:
+    graph = taso.new_graph()
+    rng = np.random.default_rng(seed)
+    weights = [graph.new_weight(dims=(8, 8), data=rng.standard_normal((8, 8), np.float32)) for _ in range(5)]
+    x = graph.new_input(dims=(4, 8))
+    for _ in range(3):
+        parts = [graph.matmul(x, w) for w in weights]
+        for part in parts[1:]:
+            parts[0] = graph.tanh(graph.mul(parts[0], part))
+        x = parts[0]
+    merging = [r for r in library() if r.id == "merge-matmul"]
+    assert len(merging) == 1
+    state = prepared(graph, ByProducts()).state
+    best = backtrack(state, Matcher(merging), Limits()).best
+    found = [best.inputs(n)[1] for n in best.made if best.is_live(n) and best.op(n).name == "MatMul"]
+    assert len(found) == 3 and len(set(found)) == 1
+
+
 def test_print_subst_prints_the_equation_of_each_rewrite(
     capsys: pytest.CaptureFixture[str], formula_backend: FormulaBackend
 ) -> None:

@@ -161,6 +161,55 @@ def test_a_repeated_block_is_searched_once_and_optimized_everywhere() -> None:
     assert outcome.statistics.expanded + final.statistics.expanded < alone.statistics.expanded / 4
 
 
+def unrolled(steps: int, width: int = 16) -> taso.Graph:
+    """A recurrent cell, step after step: in each the same weights multiply an input of its own and the state."""
+    graph = taso.new_graph()
+    inputs = [graph.new_input(dims=(1, width)) for _ in range(steps)]
+    state = graph.new_input(dims=(1, width))
+    weights = [
+        [graph.new_weight(dims=(width, width), data=drawn(width, width, 2 * gate + side)) for side in (0, 1)]
+        for gate in range(4)
+    ]
+    for x in inputs:
+        a, b, c, d = (graph.mul(graph.matmul(x, w), graph.matmul(state, u)) for w, u in weights)
+        left, right = graph.mul(graph.sigmoid(a), graph.tanh(b)), graph.mul(graph.relu(c), graph.sigmoid(d))
+        state = graph.tanh(graph.mul(left, right))
+    graph.set_outputs([("y", state)])
+    return graph
+
+
+def products(state: State) -> list[tuple[int, int]]:
+    """Of each product of a constant the rows, and the constant."""
+    found = []
+    for node in state.made:
+        if state.is_live(node) and state.op(node).name == "MatMul" and is_costed(state, node):
+            left, right = state.inputs(node)
+            if left is not None and right is not None and state.is_constant(right):
+                found.append((state.symbolic_type(left).static_shape[0], right))
+    return found
+
+
+def test_products_of_one_weight_that_lie_in_different_pieces_become_one() -> None:
+    graph, steps = unrolled(8), 8
+    start = prepared(graph)
+    assert len(stretches(start.state)) > 1
+    outcome = in_pieces(start.state, Matcher(RULES), RULES, Limits(), verify=True)
+    assert outcome.statistics.details["rewrites of several pieces"] >= steps - 1
+    found = products(outcome.best)
+    # those of the inputs at once, those of the states one after the other, by the same constants in each step
+    assert {rows for rows, _ in found} == {1, steps}
+    assert sum(rows == steps for rows, _ in found) <= 4
+    constants = [constant for rows, constant in found if rows == 1]
+    assert {constants.count(c) for c in constants} == {steps}
+    assert outcome.best.constant_bytes <= start.state.constant_bytes
+    assert_equal_outputs(start, graph, outcome.best)
+
+
+def test_a_search_in_pieces_that_has_no_time_joins_nothing() -> None:
+    outcome = in_pieces(prepared(unrolled(8)).state, Matcher(RULES), RULES, Limits(time_limit=0.0))
+    assert outcome.path == () and outcome.statistics.details["rewrites of several pieces"] == 0
+
+
 def test_a_rule_that_asks_for_contents_is_applied_where_it_holds_alone() -> None:
     graph = taso.new_graph()
     x = graph.new_input(dims=(4, 16))
